@@ -41,6 +41,7 @@ class Problem:
     accumulate: bool = False
     gradients: tuple[bool, bool] | None = None
     upstream: str = ""  # layout of dout if it differs from the table's
+    nan: bool = False  # a fifth of the table is NaN; for a maximum
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -86,7 +87,8 @@ class Problem:
             return self.real("table", self.rows, self.columns)
         few = random_bits(f"bag ties/{self.name}", self.rows * self.columns) % np.uint64(5)
         signed = torch.from_numpy(few.astype(np.int64) - 2).to(self.dtype).reshape(self.rows, self.columns)
-        return laid_out(torch.where(signed == 0, -0.0, signed).to(self.dtype), self.layouts[0])
+        made = torch.where(signed == 0, -0.0, signed).to(self.dtype)
+        return laid_out(torch.where(signed == 2, torch.nan, made) if self.nan else made, self.layouts[0])
 
 
 _F16, _BF16, _F64, _I32, _I64 = torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64
@@ -103,6 +105,9 @@ _SHARED = (
     Problem("float64", (_ALL,), 30, 17, "mean", LENGTHS, dtype=_F64),
     Problem("largest in bfloat16", (9, 20), 30, 17, "max", dtype=_BF16),
     Problem("largest in float64", (9, 20), 30, 17, "max", dtype=_F64),
+    Problem("largest in float16", (9, 20), 30, 41, "max", dtype=_F16),
+    Problem("largest of transposed rows", (9, 20), 30, 41, "max", padding=2,
+            layouts=("transposed", "contiguous", "padded rows")),
     Problem("weighted", (_ALL,), 40, 33, bags=LENGTHS, weighted=True),
     Problem("weighted in bfloat16", (9, 40), 30, 17, dtype=_BF16, weighted=True, padding=3),
     Problem("weighted in float64", (9, 40), 30, 17, dtype=_F64, weighted=True),
@@ -132,6 +137,7 @@ _SHARED = (
     Problem("unaligned", (6, 35), 9, 64, "max", layouts=("unaligned", "unaligned", "unaligned")),
     Problem("special values", (40, 3), 30, 6, "mean", values="special"),
     Problem("largest of special values", (40, 3), 12, 6, "max", values="special"),
+    Problem("largest of several NaN", (6, 8), 12, 41, "max", nan=True),
     Problem("special weights", (40, 3), 12, 6, values="special", weighted=True, padding=1),
     Problem("zeros of either sign", (15, 4), 40, 4, values="zeros"),
     Problem("largest of zeros of either sign", (13, 8), 6, 9, "max", values="zeros"),

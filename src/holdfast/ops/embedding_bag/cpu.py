@@ -25,6 +25,7 @@ from holdfast.core.workspace_layout import BOUND_BYTES, Region, WorkspaceLayout,
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.embedding_bag.cpu_dots import MOST_COLUMNS, compile_dots, dot_rows
+from holdfast.ops.embedding_bag.cpu_max import MAXIMA, compile_max, max_bags
 from holdfast.ops.embedding_bag.cpu_sums import (
     OnePass,
     begin_of,
@@ -60,8 +61,8 @@ from holdfast.ops.segment_sum.cpu import (
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 CHUNK = indexed.CHUNK
-# Scratch runs: stored elements, two rows in the compute type, the maxima, their positions; then their number.
-_RAW, _ROW, _OTHER, _BEST, _FOUND, _RUNS = 0, 1, 2, 3, 4, 5
+# Scratch runs: stored elements, two rows in the compute type, levels of a sum; then their number.
+_RAW, _ROW, _OTHER, _LEVEL, _RUNS = range(5)
 _RUN = step_of(RUN_BYTES)
 _SCRATCH = Scratch("embedding_bag", Runs(_RUNS, RUN_BYTES))
 
@@ -126,52 +127,6 @@ def find_bags(
     return all_valid
 
 
-@jit
-def _keep_best(row_at, place, count, best_at, found_at, like):
-    outlined()
-    row, best, found = pointer(row_at, like), pointer(best_at, like), pointer(found_at, np.int32)
-    for i in range(count):
-        value, most = row[i], best[i]
-        better = found[i] < 0 or value > most or (value != value and most == most)
-        best[i] = value if better else most
-        found[i] = np.int32(place) if better else found[i]
-
-
-@kernel
-def max_bags(first, last, starts_at, kept_at, weight, columns, output, chosen_at, scratch, like):
-    """Maximum of each column in the bags ``first`` to ``last``; with ``chosen_at``, its position instead.
-
-    ``weight`` and ``output`` are (address, kind, row stride, column stride).
-    """
-    weight_at, weight_kind, weight_row, weight_step = weight
-    out_at, out_kind, out_row, out_step = output
-    starts, kept = pointer(starts_at, np.int32), pointer(kept_at, np.int32)
-    raw, wide = scratch + _RAW * _RUN, scratch + _ROW * _RUN
-    best_at, found_at = scratch + _BEST * _RUN, scratch + _FOUND * _RUN
-    best, found = pointer(best_at, like), pointer(found_at, np.int32)
-    for bag in range(first, last):
-        for column in range(0, columns, COLUMNS):
-            count = min(COLUMNS, columns - column)
-            for i in range(count):
-                best[i] = zero(like)
-                found[i] = -1
-            for n in range(starts[bag], starts[bag + 1]):
-                if kept[n] >= 0:
-                    offset = np.int64(kept[n]) * weight_row + column * weight_step
-                    row = load_run(
-                        weight_at + offset * (weight_kind & ITEM_SIZE), weight_kind, weight_step, count, raw,
-                        wide, like,
-                    )  # fmt: skip
-                    _keep_best(row, n, count, best_at, found_at, like)
-            if chosen_at != 0:
-                chosen = pointer(chosen_at + (bag * columns + column) * 4, np.int32)
-                for i in range(count):
-                    chosen[i] = found[i]
-            else:
-                target = out_at + (bag * out_row + column * out_step) * (out_kind & ITEM_SIZE)
-                store_run(best_at, count, target, out_kind, out_step, raw, like)
-
-
 @kernel
 def divide_rows(first, last, counts_at, rows, columns, out_at, item, scratch, like):
     """Divide the rows ``first`` to ``last`` by their counts; store them contiguous in the compute type.
@@ -226,7 +181,7 @@ def weight_gradients(first, last, kept_at, bags_at, weight, dout, columns, outpu
     out_at, out_kind, table = output
     kept, bags = pointer(kept_at, np.int32), pointer(bags_at, np.int32)
     raw, row_at, other_at = scratch + _RAW * _RUN, scratch + _ROW * _RUN, scratch + _OTHER * _RUN
-    levels = pointer(scratch + _BEST * _RUN, like)
+    levels = pointer(scratch + _LEVEL * _RUN, like)
     for n in range(first, last):
         counts = kept[n] >= 0 and bags[n] >= 0
         if accumulate and not counts:
@@ -261,7 +216,6 @@ def _compile(entry: Any, compute: Float) -> None:
     like, table, runs = number(compute), table_of((1,), (1,)), _SCRATCH.of_thread()
     starts, rows = runs, (0, like.itemsize, 1, 1)
     empty: dict[Any, tuple[Any, ...]] = {
-        max_bags: (0, 0, starts, starts, rows, 1, rows, 0, runs, like),
         divide_rows: (0, 0, starts, rows, 1, 0, like.itemsize, runs, like),
         weight_gradients: (
             0, 0, starts, starts, rows, rows, 1, (0, like.itemsize, table), False, runs, like,
@@ -389,7 +343,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         """Compile what serves every descriptor and layout."""
         _compile_finding()
         if self.desc.mode == "max":
-            _compile(max_bags, self.desc.compute)
+            compile_max(self.desc.compute)
         else:
             compile_for(self.desc.compute)
 
@@ -452,7 +406,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
                 def part(first: int, last: int) -> None:
                     max_bags(
                         first, last, found.starts, found.kept, (weight, *of_weight), desc.columns,
-                        (out, *of_out), 0, _SCRATCH.of_thread(), number(compute),
+                        (out, *of_out), 0, MAXIMA.of_thread(), number(compute),
                     )  # fmt: skip
 
                 parallel(part, desc.bags, desc.count * desc.columns)
@@ -493,7 +447,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         if self.desc.sums:
             compile_for(compute)
         if self.chosen is not None:
-            _compile(max_bags, compute)
+            compile_max(compute)
         if self.divided is not None:
             _compile(divide_rows, compute)
         if self.desc.dper_sample_weights and self.stored is not None:
@@ -596,7 +550,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         def part(first: int, last: int) -> None:
             max_bags(
                 first, last, found.starts, found.kept, table, desc.columns, table, chosen,
-                _SCRATCH.of_thread(), like,
+                MAXIMA.of_thread(), like,
             )  # fmt: skip
 
         parallel(part, desc.bags, desc.count * desc.columns if desc.bags else 0)

@@ -11,15 +11,26 @@ _backward = partial(KernelMutant, plans=("EmbeddingBagBackwardPlan",))
 _CPU, _GPU = "holdfast.ops.embedding_bag.cpu", "holdfast.ops.embedding_bag.gpu"
 _BAGS, _MAX = "holdfast.ops.embedding_bag.gpu_bags", "holdfast.ops.embedding_bag.gpu_max"
 _SUMS_CPU, _DOTS_CPU = "holdfast.ops.embedding_bag.cpu_sums", "holdfast.ops.embedding_bag.cpu_dots"
+_MAX_CPU, _ROWS_CPU = "holdfast.ops.embedding_bag.cpu_max", "holdfast.ops.segment_sum.cpu"
 
 # fmt: off
 MUTANTS = (
-    _forward("a scratch run of half the size", _CPU,
+    _backward("a scratch run of half the size", _MAX_CPU,
         "_RUN = step_of(RUN_BYTES)",
         "_RUN = step_of(RUN_BYTES // 2)", likely="long rows in float64"),
-    _forward("the last index of a bag dropped", _CPU,
-        "for n in range(starts[bag], starts[bag + 1]):",
-        "for n in range(starts[bag], starts[bag + 1] - 1):"),
+    _forward("the last index of a bag dropped", _MAX_CPU,
+        "for n in range(begin, end):",
+        "for n in range(begin, end - 1):", likely="largest of transposed rows"),
+    _forward("the last row of a bag dropped", _MAX_CPU,
+        "counted_loop(builder, builder.sub(last, first))",
+        "counted_loop(builder, builder.sub(builder.sub(last, first), count(1)))"),
+    _forward("a skipped row in a maximum", _MAX_CPU,
+        "better = builder.and_(better, splat(builder, counts, lanes))",
+        "better = builder.and_(better, better)", likely="padding in a maximum"),
+    _backward("a later NaN in the place of the first", _MAX_CPU,
+        'builder.fcmp_unordered("uno", value, value), builder.fcmp_ordered("ord", known, known)',
+        'builder.fcmp_unordered("uno", value, value), builder.fcmp_unordered("uno", value, value)',
+        likely="largest of several NaN"),
     _forward("only the first chunk of a bag", _SUMS_CPU,
         "add_to(sums, [builder.load(slot) for slot in chunk_sums])",
         "add_to(chunk_sums, [builder.load(slot) for slot in chunk_sums])", likely="bags of many sizes"),
@@ -44,7 +55,10 @@ MUTANTS = (
     _backward("columns added in another order", _DOTS_CPU,
         "in _transposed(builder, products(column, _LANES)):",
         "in _transposed(builder, products(column, _LANES))[::-1]:", likely="weighted"),
-    _backward("the last of equal maxima", _CPU, "or value > most or", "or value >= most or"),
+    _backward("the last of equal maxima", _MAX_CPU,
+        'fcmp_ordered(">", value, known)', 'fcmp_ordered(">=", value, known)'),
+    _backward("the last of equal maxima in any layout", _MAX_CPU,
+        "or value > most or", "or value >= most or", likely="largest in float16"),
     _backward("indices in no bag given to the last", _CPU,
         "_find_rows(end, indices[2], np.int64(-1), indices,",
         "_find_rows(end, indices[2], np.int64(bags - 1), indices,", likely="beyond the last bag"),
@@ -54,6 +68,9 @@ MUTANTS = (
     _backward("the row stride of the table for that of dout", _DOTS_CPU,
         "np.int64(max(bags[n], np.int32(0))) * dout[1]",
         "np.int64(max(bags[n], np.int32(0))) * table[1]", likely="dout in another layout"),
+    _backward("a sum of what another place gave", _ROWS_CPU,
+        "if found[i] == np.int32(place) else zero(like)",
+        "if found[i] >= 0 else zero(like)"),
     _backward("accumulate lost", _CPU,
         "total[0] = old[0] + total[0]",
         "total[0] = zero(like) + total[0]", likely="accumulate"),

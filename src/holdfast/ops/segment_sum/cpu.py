@@ -34,6 +34,7 @@ from holdfast.backends.cpu import (
     on_demand,
     outlined,
     pointer,
+    prefetch_address,
     prefetch_line,
     splat,
     stack_slot,
@@ -57,6 +58,7 @@ from holdfast.numerics.cpu_walk import (
     number,
     offset_at,
     offset_of,
+    size_of,
     store_run,
     table_of,
     walk_of,
@@ -346,13 +348,68 @@ def _sum_rows(first, last, end, places_at, source, factor, column, count, total,
 
 
 @jit
+def _add_chosen(first, last, end, places_at, terms, chosen, count, total, stored, like):
+    """Sum the terms ``first`` to ``last``, each in the columns that chose its place, one after another.
+
+    ``terms`` is (address, row size in elements, address of the rows); ``chosen`` is (address of the chosen
+    places, row size).
+    """
+    (terms_at, row_size, rows_at), (chosen_at, chosen_size) = terms, chosen
+    sums = pointer(total, like)
+    for i in range(count):
+        sums[i] = zero(like)
+    for at in range(first, last):
+        ahead = _row_of(_place_of(min(at + _AHEAD, end - 1), places_at), rows_at)
+        prefetch_address(terms_at + ahead * row_size * size_of(stored))
+        prefetch_address(chosen_at + ahead * chosen_size * 4)
+        place = _place_of(at, places_at)
+        row = _row_of(place, rows_at)
+        if row >= 0:
+            values = pointer(terms_at + row * row_size * size_of(stored), stored)
+            found = pointer(chosen_at + row * chosen_size * 4, np.int32)
+            for i in range(count):
+                sums[i] += real(values, i) if found[i] == np.int32(place) else zero(like)
+
+
+@on_demand
+def _sum_chosen(
+    first, last, end, places_at, terms_at, row_size, rows_at, chosen_at, chosen_size, count, total, like
+):
+    """``_sum_chunk`` for contiguous terms of the compute type, of the columns that chose their places."""
+    terms, chosen = (terms_at, row_size, rows_at), (chosen_at, chosen_size)
+    _add_chosen(first, last, end, places_at, terms, chosen, count, total, like, like)
+
+
+@on_demand
+def _sum_chosen_bfloat16(
+    first, last, end, places_at, terms_at, row_size, rows_at, chosen_at, chosen_size, count, total, like
+):
+    """``_sum_chosen`` for terms of bfloat16."""
+    terms, chosen = (terms_at, row_size, rows_at), (chosen_at, chosen_size)
+    _add_chosen(first, last, end, places_at, terms, chosen, count, total, np.uint16(0), like)
+
+
+@jit
 def _sum_chunk(first, last, end, places_at, source, factor, column, count, total, scratch, like):
     """Sum the sorted terms ``first`` to ``last`` one after another; prefetch up to term ``end``."""
     outlined()
-    _, kind, step, (_, walk_loops), _ = source
+    address, kind, step, walk, rows_at = source
+    walk_loops = walk[1]
     direct = kind <= ITEM_SIZE or kind == BFLOAT16
-    if direct and step == 1 and factor[0] != CHOSEN and walk_loops == 1:
+    if direct and step == 1 and walk_loops == 1 and factor[0] != CHOSEN:
         _sum_rows(first, last, end, places_at, source, factor, column, count, total, scratch, like)
+        return
+    if direct and step == 1 and walk_loops == 1:
+        row_size, chosen = offset_at(1, walk), factor[1] + column * 4
+        begin = address + column * (kind & ITEM_SIZE)
+        if kind == BFLOAT16:
+            _sum_chosen_bfloat16(
+                first, last, end, places_at, begin, row_size, rows_at, chosen, factor[2], count, total, like
+            )
+        else:
+            _sum_chosen(
+                first, last, end, places_at, begin, row_size, rows_at, chosen, factor[2], count, total, like
+            )
         return
     terms = pointer(scratch + _ADDRESSES * _RUN, np.int64)
     pending, fresh = np.int64(0), True
