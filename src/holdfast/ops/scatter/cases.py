@@ -116,11 +116,26 @@ PROBLEMS = (
     Problem("zeros of either sign", (60,), (90,), width=4, values="zeros"),
     Problem("zeros of either sign, more terms", (90,), (60,), width=4, spread="zipf", values="zeros"),
     Problem("elements, zeros of either sign", (60,), (90,), values="zeros", base="kept"),
+    Problem("few columns", (1100,), (12,), width=3, spread="zipf"),
+    Problem("few columns, neighbouring", (sum(LENGTHS),), (len(LENGTHS),), width=7, spread="lengths",
+            dtype=_F64, alpha=0.7),
+    Problem("few columns, mean, kept", (900,), (30,), width=2, spread="zipf", dtype=_F16, index_dtype=_I32,
+            base="kept", reduce="mean", layouts=("padded rows", "sliced", "contiguous", "sliced")),
+    Problem("few columns in lines, mean", (3, 400), (3, 5), 1, 4, dtype=_BF16, reduce="mean"),
+    Problem("few columns, ascending", (700,), (6,), width=3, spread="sorted"),
+    Problem("rows in lines, sliced", (4, 150), (4, 9), 1, 9,
+            layouts=("sliced", "contiguous", "contiguous", "sliced")),
+    Problem("more rows in lines, several threads", (9, 4001), (9, 50), 1, 8, base="zeros"),
+    Problem("rows, kept", (60,), (70,), width=9, base="kept"),
+    Problem("rows, sliced", (130,), (200,), width=9, layouts=("padded rows", "sliced", "sliced", "sliced")),
 )  # fmt: skip
 
 
 #: Problems that differ from others in fields of scatter alone.
-_OF_SCATTER = ("alpha", "mean", "the smallest", "rows, few terms,", "rows, neighbouring", "no rows", "more")
+_OF_SCATTER = (
+    "alpha", "mean", "the smallest", "rows, few terms,", "rows, neighbouring", "no rows", "more",
+    "few columns", "rows, kept", "rows in lines, sliced", "rows, sliced",
+)  # fmt: skip
 
 _OF_GATHER = (
     Problem("bad indices", (11, 30), (11, 19), 1, 8, "bad", bad_index="skip"),

@@ -193,7 +193,7 @@ def _rows_of(tensor: torch.Tensor | None, desc: LinesDescriptor) -> Table:
 class Scatter(IndexedKernel[ScatterDescriptor]):
     """``find_rows``, ``counting_sort`` unless the rows ascend, then ``sum_segments``.
 
-    ``ElementSums`` for a single column; ``FewTerms`` for few terms.
+    ``ElementSums`` for few columns; ``FewTerms`` for few terms.
     """
 
     def __init__(self, desc: ScatterDescriptor, device: torch.device) -> None:
@@ -203,28 +203,34 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
         if is_tall(desc.rows, desc.columns, desc.count, desc.dtype.itemsize):
             self.few = FewTerms(layout, desc.count, desc.rows)
             self.rows = layout.take(desc.count, torch.int32)
-        elif desc.columns == 1:
+        elif ElementSums.serves(desc):
             self.elements = ElementSums(layout, desc)
-        else:
+        layouts = [layout]
+        if self.few is None and (self.elements is None or desc.columns > 1):
+            layouts.append(layout := WorkspaceLayout())
             self.rows = layout.take(desc.count, torch.int32)
             self.starts = layout.take(desc.rows + 2, torch.int32)
             self.places = layout.take(desc.count, torch.int32)
-        self.set_workspace(layout)
+        self.set_workspace(*layouts)
 
     def compile(self) -> None:
         if self.elements is not None:
             self.elements.compile()
         else:
-            _compile(self.desc.index_dtype)
-            compile_for(self.desc.compute)
+            self.compile_by_row()
+
+    def compile_by_row(self) -> None:
+        _compile(self.desc.index_dtype)
+        compile_for(self.desc.compute)
 
     def prepare(self, args: ScatterArgs) -> Launch[ScatterArgs]:
-        self.compile()
         desc = self.desc
         walk = loops(desc.shape, args.index.stride(), args.src.stride(), desc.line_strides)
         index_table, role = _table(walk, 0, 2), _ROLES.get((desc.reduce, desc.base), KEPT)
-        if self.elements is None:
+        if self.elements is None or not self.elements.reads(walk, args.src):
+            self.compile_by_row()
             return self.by_row(args, walk, index_table, role)
+        self.elements.compile()
         return self.launch_of(self.elements.prepare(args, walk, index_table, role))
 
     def launch_of(self, add: Callable[[int, Sequence[int]], int]) -> Launch[ScatterArgs]:

@@ -1,8 +1,12 @@
-"""Scatter of single elements on the CPU, without a sort.
+"""Scatter of single elements, and of rows of a few, on the CPU, without a sort.
 
-The terms are read in the order of the index, and each is added to the running sum of its row. A state has the
-sum of a row's current chunk, and the number of its terms. A row of more than 32 terms also has a slot with
-the levels of its chunk sums, as in ``sum_row`` of ``segment_sum``. The last step adds up the levels.
+The terms are read in the order of the index, and each is added to the running sums of its row. A state is one
+vector: the sums of a row's current chunk, one for each element of the row, unused lanes, and a word with the
+number of terms. A row of more than 32 terms also has a slot with the levels of its chunk sums, as in
+``sum_row`` of ``segment_sum``. The last step adds up the levels.
+
+``form`` is (a tuple with an item for each element of a row, a tuple with an item for each lane of a state):
+kernels are compiled for its lengths.
 
 Lines along ``dim`` share no rows. They are divided into tiles: whole groups of lines that follow one another,
 or some columns of one group. The states of a tile stay in the cache, and threads sum different tiles.
@@ -24,12 +28,14 @@ from numba import types
 from holdfast.backends.cpu import (
     clear,
     compile_kernel,
+    counted_loop,
     emit,
     jit,
     kernel,
     load_lanes,
     outlined,
     pointer,
+    stack_slot,
     store_lanes,
 )
 from holdfast.backends.scratch import Runs, Scratch, step_of
@@ -63,8 +69,8 @@ from holdfast.ops.scatter.plan import ScatterArgs, ScatterDescriptor
 from holdfast.ops.segment_sum.cpu import CHUNK, JOINED, KEPT, LEVELS
 from holdfast.ops.segment_sum.indexed import loops
 
-#: Elements of a slot: the levels, and the number of chunks.
-_SLOT = LEVELS + 1
+#: Maximum number of elements of a row.
+MOST_ELEMENTS = 7
 #: Bits of a row's word for the number of terms in its current chunk. The other bits are its slot, from 1.
 _COUNT_BITS = 6
 _COUNT = 2**_COUNT_BITS - 1
@@ -78,14 +84,22 @@ _SCRATCH = Scratch("scatter", Runs(4, 8 * RUN))
 _RUN_STEP = step_of(8 * RUN)
 
 
+def _form_of(elements: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The form of rows of this many elements: the lanes are a power of two."""
+    return (0,) * elements, (0,) * 2 ** elements.bit_length()
+
+
 @jit
-def _push(slot_at, total, like):
-    """Add the sum of a chunk to the levels of a slot."""
-    levels = pointer(slot_at, like)
-    chunks = pointer(slot_at + LEVELS * size_of(like), np.int32)
+def _slot_size(form):
+    """Elements of a slot: the levels of each element of the row, and the number of chunks."""
+    return len(form[0]) * LEVELS + 1
+
+
+@jit
+def _push(levels, total, chunks, like):
+    """Add the sum of chunk number ``chunks``, from 1, to the levels of an element."""
     levels[0] += total
-    chunks[0] += 1
-    full, level = chunks[0], 0
+    full, level = chunks, 0
     while full % CHUNK == 0:
         levels[level + 1] += levels[level]
         levels[level] = zero(like)
@@ -94,52 +108,97 @@ def _push(slot_at, total, like):
 
 
 @jit
-def _next_chunk(row, sums, words, word_step, slots_at, used, like):
+def _chunks_of(slot_at, form, like):
+    """A pointer to the number of chunks of a slot."""
+    return pointer(slot_at + (_slot_size(form) - 1) * size_of(like), np.int32)
+
+
+@jit
+def _next_chunk(row, sums, words, word_step, slots_at, used, form, like):
     """Push the full chunk of a row and empty it. A new slot is number ``used``. Returns how many are used."""
     outlined()
-    size = _SLOT * size_of(like)
+    size, lanes = _slot_size(form) * size_of(like), len(form[1])
     slot = words[row * word_step] >> _COUNT_BITS
     if slot == 0:
         clear(slots_at + used * size, size)
         used += 1
         slot = np.int32(used)
-    _push(slots_at + (slot - 1) * size, sums[2 * row], like)
-    sums[2 * row], words[row * word_step] = zero(like), slot << _COUNT_BITS
+    slot_at = slots_at + (slot - 1) * size
+    chunks = _chunks_of(slot_at, form, like)
+    chunks[0] += 1
+    for element in range(len(form[0])):
+        levels = pointer(slot_at + element * LEVELS * size_of(like), like)
+        _push(levels, sums[lanes * row + element], chunks[0], like)
+        sums[lanes * row + element] = zero(like)
+    words[row * word_step] = slot << _COUNT_BITS
     return used
 
 
 @emit
-def _add_term(typingctx, states, row, value):
-    """Add a term to the sum of a row, and 1 to its word. Both are loaded and stored as one vector."""
-    integer = ir.IntType(32 if value == types.float32 else 64)
+def _add_to_row(typingctx, states, row, values, first, count, form):
+    """Add ``count`` terms from ``first`` on to the sums of a row, and their number to its word.
+
+    The state is loaded and stored once, as one vector.
+    """
+    elements, lanes = map(len, form)
+    integer = ir.IntType(32 if values.dtype == types.float32 else 64)
 
     def build(context, builder, signature, args):
-        states, row, value = args
-        at = builder.mul(row, row.type(2))
-        state, first = load_lanes(builder, states, at, 2), ir.IntType(32)(0)
-        total = builder.fadd(builder.extract_element(state, first), value)
-        whole = ir.VectorType(integer, 2)
-        state = builder.bitcast(builder.insert_element(state, total, first), whole)
-        state = builder.add(state, ir.Constant(whole, [0, 1]))
-        store_lanes(builder, builder.bitcast(state, ir.VectorType(value.type, 2)), states, at)
+        states, row, values, first, count, _ = args
+        at, whole = builder.mul(row, row.type(lanes)), ir.VectorType(integer, lanes)
+        state, places = load_lanes(builder, states, at, lanes), [ir.IntType(32)(i) for i in range(lanes)]
+        slots = [stack_slot(builder, state.type.element) for _ in range(elements)]
+        for slot, place in zip(slots, places, strict=False):
+            builder.store(builder.extract_element(state, place), slot)
+        with counted_loop(builder, count) as term:
+            begin = builder.mul(builder.add(first, term), term.type(elements))
+            for element, slot in enumerate(slots):
+                value = builder.load(builder.gep(values, [builder.add(begin, term.type(element))]))
+                builder.store(builder.fadd(builder.load(slot), value), slot)
+        known = builder.bitcast(state, whole)
+        word = builder.extract_element(known, places[-1])
+        more = count if count.type.width == integer.width else builder.trunc(count, integer)
+        known = builder.insert_element(known, builder.add(word, more), places[-1])
+        state = builder.bitcast(known, state.type)
+        for slot, place in zip(slots, places, strict=False):
+            state = builder.insert_element(state, builder.load(slot), place)
+        store_lanes(builder, state, states, at)
         return context.get_dummy_value()
 
-    return types.none(states, row, value), build
+    return types.none(states, row, values, first, count, form), build
 
 
 @jit
-def _add_run(rows, values, count, sums, words, word_step, slots_at, used, like):
-    """Add a run of terms to the states of their rows. Returns the number of used slots."""
-    for i in range(count):
+def _add_run(rows, values, count, sums, words, word_step, slots_at, used, form, like):
+    """Add a run of terms to the states of their rows. Returns the number of used slots.
+
+    If most terms have the row of the term before, those of one row are added together: a state that was just
+    stored is slow to load.
+    """
+    repeated = 0
+    for i in range(count - 1):
+        repeated += rows[i] == rows[i + 1]
+    together, i = 4 * repeated > 3 * count, 0
+    while i < count:
         row = np.int64(rows[i])
-        if words[row * word_step] & _COUNT == CHUNK:
-            used = _next_chunk(row, sums, words, word_step, slots_at, used, like)
-        _add_term(sums, row, values[i])
+        known = words[row * word_step] & _COUNT
+        if known == CHUNK:
+            used = _next_chunk(row, sums, words, word_step, slots_at, used, form, like)
+            known = 0
+        if together:
+            end, last = i + 1, min(count, i + CHUNK - known)
+            while end < last and rows[end] == rows[i]:
+                end += 1
+            _add_to_row(sums, row, values, i, end - i, form)
+            i = end
+        else:
+            _add_to_row(sums, row, values, i, np.int64(1), form)
+            i += 1
     return used
 
 
 @jit
-def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, scratch, like):
+def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, scratch, form, like):
     """Add the terms ``begin`` to ``end``. Returns the number of used slots, or -1 - position of a bad index.
 
     The rows of a tile count from ``tile_row``. With a ``width``, these are consecutive columns of the tile.
@@ -147,11 +206,13 @@ def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, 
     src_at, src_kind, src_table, index, index_table, extent, step, cycle, index_type = problem
     size, inner, item = size_of(like), index_table.shape[1] - 1, src_kind & ITEM_SIZE
     length, index_step, line_step = index_table[0, inner], index_table[1, inner], index_table[2, inner]
-    sums, words, word_step = pointer(states_at, like), pointer(states_at + size, np.int32), 2 * size // 4
+    elements, lanes = len(form[0]), len(form[1])
+    sums, words = pointer(states_at, like), pointer(states_at + (lanes - 1) * size, np.int32)
+    word_step = lanes * size // 4
     raw, wide, rows = scratch, scratch + _RUN_STEP, pointer(scratch + 2 * _RUN_STEP, np.int32)
     indices, at = pointer(index, index_type), begin
     while at < end:
-        run = min(min(length - at % length, end - at), RUN)
+        run = min(min(length - at % length, end - at), RUN // elements)
         place = offset_of(at, index_table)
         if cycle:
             inside = rows_of_cycle(indices, place, at % cycle, cycle, step, extent, run, rows)
@@ -163,8 +224,9 @@ def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, 
         if not inside:
             return -1 - at - first_bad(indices, place, index_step, extent, run)
         source = src_at + offset_of(at, src_table) * item
-        values = pointer(load_run(source, src_kind, src_table[1, inner], run, raw, wide, like), like)
-        used = _add_run(rows, values, run, sums, words, word_step, slots_at, used, like)
+        src_step = src_table[1, inner] if elements == 1 else 1  # rows of several elements are contiguous
+        values = pointer(load_run(source, src_kind, src_step, run * elements, raw, wide, like), like)
+        used = _add_run(rows, values, run, sums, words, word_step, slots_at, used, form, like)
         at += run
     return used
 
@@ -181,32 +243,36 @@ def _word(typingctx, state):
 
 
 @jit
-def _finish_long(states, slots_at, count, made, counts, like):
-    """The sums and numbers of terms of rows of which some have slots."""
+def _finish_long(states, element, slots_at, count, made, counts, form, like):
+    """The sums of an element, and the numbers of terms, of rows of which some have slots."""
     outlined()
-    size = size_of(like)
+    size, lanes = size_of(like), len(form[1])
     for i in range(count):
-        word, made[i] = _word(states[2 * i + 1]), states[2 * i]
+        word, made[i] = _word(states[lanes * i + lanes - 1]), states[lanes * i + element]
         counts[i] = word & _COUNT
         if word >> _COUNT_BITS != 0:
-            slot_at = slots_at + ((word >> _COUNT_BITS) - 1) * _SLOT * size
-            counts[i] += pointer(slot_at + LEVELS * size, np.int32)[0] * CHUNK
-            _push(slot_at, made[i], like)
-            levels = pointer(slot_at, like)
+            slot_at = slots_at + ((word >> _COUNT_BITS) - 1) * _slot_size(form) * size
+            chunks = _chunks_of(slot_at, form, like)[0]
+            counts[i] += chunks * CHUNK
+            levels = pointer(slot_at + element * LEVELS * size, like)
+            _push(levels, made[i], chunks + 1, like)
             for level in range(LEVELS - 1):
                 levels[level + 1] += levels[level]
             made[i] = levels[LEVELS - 1]
 
 
 @jit
-def _finish_short(states, old, added, alpha, count, made):
-    """The results of rows that are sums, if none has a slot. Returns the words of all rows, one or another.
+def _finish_short(states, element, old, added, alpha, count, made, form):
+    """The results of an element of rows, if none has a slot. Returns the words of all rows, one or another.
 
     The loop has no branches, and loads sums and words as one type, so that it vectorises.
     """
-    words = _word(states[1])
+    lanes = len(form[1])
+    element = element if len(form[0]) > 1 else 0  # a constant, for LLVM
+    words = _word(states[lanes - 1])
     for i in range(count):
-        total, kept, word = states[2 * i], old[i], _word(states[2 * i + 1])
+        total, kept = states[lanes * i + element], old[i]
+        word = _word(states[lanes * i + lanes - 1])
         total = alpha * total
         total = kept + total if added else total
         made[i] = total if word != 0 else kept
@@ -215,57 +281,69 @@ def _finish_short(states, old, added, alpha, count, made):
 
 
 @jit
-def _finish(begin, end, states_at, slots_at, output, scratch, like):
+def _finish(begin, end, states_at, slots_at, output, scratch, form, like):
     """Store the rows ``begin`` to ``end``, whose states start at ``states_at``.
 
-    ``output`` is (address, kind, walk over rows, address of the base or 0, its walk over rows, its role,
-    whether to divide by the number of terms, alpha).
+    ``output`` is (address, kind, walk over rows, stride of the elements of a row, address of the base or 0,
+    its walk over rows, its stride, its role, whether to divide by the number of terms, alpha).
     """
+    (out_at, out_kind, out_walk, out_step, base_at, base_walk, base_step, role, by_count, alpha) = output
+    item, elements, lanes = out_kind & ITEM_SIZE, len(form[0]), len(form[1])
+    for first in range(begin, end, RUN):
+        last = min(first + RUN, end)
+        states = states_at + (first - begin) * lanes * size_of(like)
+        for element in range(elements):
+            base = base_at + element * base_step * item if base_at != 0 else base_at
+            output_element = (
+                out_at + element * out_step * item, out_kind, out_walk, base, base_walk, role, by_count, alpha
+            )  # fmt: skip
+            _finish_element(first, last, states, element, slots_at, output_element, scratch, form, like)
+
+
+@jit
+def _finish_element(first, last, states_at, element, slots_at, output, scratch, form, like):
+    """``_finish`` of an element of at most ``RUN`` rows. ``output`` has no strides of elements."""
     out_at, out_kind, out_walk, base_at, base_walk, role, by_count, alpha = output
-    size = size_of(like)
+    size, count, states = size_of(like), last - first, pointer(states_at, like)
     raw, old_at, made_at = scratch, scratch + _RUN_STEP, scratch + 2 * _RUN_STEP
     old, made, counts = (
         pointer(old_at, like),
         pointer(made_at, like),
         pointer(scratch + 3 * _RUN_STEP, np.int32),
     )
-    for first in range(begin, end, RUN):
-        last = min(first + RUN, end)
-        count = last - first
-        states = pointer(states_at + (first - begin) * 2 * size, like)
-        if base_at != 0:
-            load_span(base_at, out_kind, base_walk, first, last, raw, old_at, like)
-        else:
-            clear(old_at, RUN * size)
-        if role == KEPT:
-            words = _finish_short(states, old, False, alpha, count, made)
-        else:
-            words = _finish_short(states, old, True, alpha, count, made)
-        if words >> _COUNT_BITS == 0 and not by_count:
-            store_span(made_at, out_at, out_kind, out_walk, first, last, False, raw, old_at, like)
-            continue
-        _finish_long(states, slots_at, count, made, counts, like)
-        # Each assignment rounds to the compute type. (A quotient by an integer is computed in float64.)
-        if alpha != 1:
-            for i in range(count):
-                made[i] = alpha * made[i]
-        if by_count and role != JOINED:
-            for i in range(count):
-                made[i] = made[i] / (np.int32(counts[i]) + zero(like))
-        if role != KEPT:
-            for i in range(count):
-                made[i] = old[i] + made[i]
-        if by_count and role == JOINED:
-            for i in range(count):
-                made[i] = made[i] / (np.int32(counts[i] + 1) + zero(like))
-        for i in range(count):
-            total, kept = made[i], old[i]
-            made[i] = total if counts[i] != 0 else kept
+    if base_at != 0:
+        load_span(base_at, out_kind, base_walk, first, last, raw, old_at, like)
+    else:
+        clear(old_at, RUN * size)
+    if role == KEPT:
+        words = _finish_short(states, element, old, False, alpha, count, made, form)
+    else:
+        words = _finish_short(states, element, old, True, alpha, count, made, form)
+    if words >> _COUNT_BITS == 0 and not by_count:
         store_span(made_at, out_at, out_kind, out_walk, first, last, False, raw, old_at, like)
+        return
+    _finish_long(states, element, slots_at, count, made, counts, form, like)
+    # Each assignment rounds to the compute type. (A quotient by an integer is computed in float64.)
+    if alpha != 1:
+        for i in range(count):
+            made[i] = alpha * made[i]
+    if by_count and role != JOINED:
+        for i in range(count):
+            made[i] = made[i] / (np.int32(counts[i]) + zero(like))
+    if role != KEPT:
+        for i in range(count):
+            made[i] = old[i] + made[i]
+    if by_count and role == JOINED:
+        for i in range(count):
+            made[i] = made[i] / (np.int32(counts[i] + 1) + zero(like))
+    for i in range(count):
+        total, kept = made[i], old[i]
+        made[i] = total if counts[i] != 0 else kept
+    store_span(made_at, out_at, out_kind, out_walk, first, last, False, raw, old_at, like)
 
 
 @kernel
-def sum_tiles(first, last, tiling, states_at, slots_at, problem, output, finish, scratch, like):
+def sum_tiles(first, last, tiling, states_at, slots_at, problem, output, finish, scratch, form, like):
     """Sum the terms of the tiles ``first`` to ``last``. Returns the first bad index, or -1.
 
     ``tiling`` is (lines before ``dim``, length of the index along it, columns after it, its extent, groups
@@ -276,47 +354,49 @@ def sum_tiles(first, last, tiling, states_at, slots_at, problem, output, finish,
     ``_finish``; with ``finish``, the rows of a tile are stored after its last term.
     """
     groups, length, columns, extent, tile_groups, tile_columns = tiling
-    per_group, size = (columns + tile_columns - 1) // tile_columns, size_of(like)
+    per_group, size = (columns + tile_columns - 1) // tile_columns, len(form[1]) * size_of(like)
     tile_terms, tile_rows = tile_groups * length * tile_columns, tile_groups * extent * tile_columns
     # The first tile's part of the states and slots is used again by all others.
-    states_at += 2 * size * first * tile_rows
-    slots_at += first * (tile_terms // _LONG + 1) * _SLOT * size
+    states_at += size * first * tile_rows
+    slots_at += first * (tile_terms // _LONG + 1) * _slot_size(form) * size_of(like)
     for tile in range(first, last):
         group, column = tile // per_group * tile_groups, tile % per_group * tile_columns
         width = min(tile_columns, columns - column) if tile_columns < columns else 0
         count = min(tile_groups, groups - group)
         row, begin = group * extent * columns + column, group * length * columns + column
-        clear(states_at, 2 * size * (extent * width if width else count * extent * columns))
+        clear(states_at, size * (extent * width if width else count * extent * columns))
         used = np.int64(0)
         # A part of the columns has a run of terms for each position along dim, and a run of rows.
         for i in range(length if width else 1):
             start = begin + i * columns
             end = start + (width if width else count * length * columns)
-            used = _add_terms(start, end, row, width, states_at, slots_at, used, problem, scratch, like)
+            used = _add_terms(start, end, row, width, states_at, slots_at, used, problem, scratch, form, like)
             if used < 0:
                 return -1 - used
         for i in range((extent if width else 1) if finish else 0):
             start = row + i * columns
             end = start + (width if width else count * extent * columns)
-            _finish(start, end, states_at + 2 * size * i * width, slots_at, output, scratch, like)
+            _finish(start, end, states_at + size * i * width, slots_at, output, scratch, form, like)
     return -1
 
 
 @kernel
-def finish_rows(first, last, rows, states_at, slots_at, output, scratch, like):
+def finish_rows(first, last, rows, states_at, slots_at, output, scratch, form, like):
     """``_finish`` of the runs ``first`` to ``last`` of all rows."""
     begin, end = first * RUN, min(last * RUN, rows)
-    _finish(begin, end, states_at + 2 * size_of(like) * begin, slots_at, output, scratch, like)
+    states_at += len(form[1]) * size_of(like) * begin
+    _finish(begin, end, states_at, slots_at, output, scratch, form, like)
 
 
 @cache
-def _compile(compute: Float, index_dtype: torch.dtype) -> None:
+def _compile(compute: Float, index_dtype: torch.dtype, elements: int) -> None:
     like, table = number(compute), np.ones((2, 1), np.int64)
     problem = (0, like.itemsize, table, 0, np.ones((3, 1), np.int64), 0, 0, 0, INDICES[index_dtype])
-    output, scratch = (0, like.itemsize, (0, 1), 0, (0, 1), KEPT, False, like), _SCRATCH.of_thread()
+    output, scratch = (0, like.itemsize, (0, 1), 1, 0, (0, 1), 1, KEPT, False, like), _SCRATCH.of_thread()
     compile_check(index_dtype)
-    compile_kernel(sum_tiles, 0, 0, (1,) * 6, 0, 0, problem, output, False, scratch, like)
-    compile_kernel(finish_rows, 0, 0, 0, 0, 0, output, scratch, like)
+    form = _form_of(elements)
+    compile_kernel(sum_tiles, 0, 0, (1,) * 6, 0, 0, problem, output, False, scratch, form, like)
+    compile_kernel(finish_rows, 0, 0, 0, 0, 0, output, scratch, form, like)
 
 
 class _Tiling(NamedTuple):
@@ -364,11 +444,23 @@ class ElementSums:
     def __init__(self, layout: WorkspaceLayout, desc: ScatterDescriptor) -> None:
         self.desc, self.tiling = desc, _Tiling.of(desc)
         wide, tiles = desc.compute.torch, self.tiling.tiles
-        self.states = layout.take(tiles * self.tiling.rows * 2, wide)
-        self.slots = layout.take(tiles * (self.tiling.terms // _LONG + 1) * _SLOT, wide)
+        elements, lanes = map(len, _form_of(desc.columns))
+        self.states = layout.take(tiles * self.tiling.rows * lanes, wide)
+        self.slots = layout.take(tiles * (self.tiling.terms // _LONG + 1) * (elements * LEVELS + 1), wide)
+
+    @staticmethod
+    def serves(desc: ScatterDescriptor) -> bool:
+        """Whether the rows have few elements, and a word can count all slots."""
+        few = 0 < desc.columns <= MOST_ELEMENTS
+        return few and desc.count // _LONG < 2 ** (31 - _COUNT_BITS)
+
+    def reads(self, walk: Space, src: torch.Tensor) -> bool:
+        """Whether rows of several elements are side by side in ``src``. ``walk`` has its strides second."""
+        columns = self.desc.columns
+        return columns == 1 or (self.desc.column_step(src) == 1 and walk.strides[1][-1] == columns)
 
     def compile(self) -> None:
-        _compile(self.desc.compute, self.desc.index_dtype)
+        _compile(self.desc.compute, self.desc.index_dtype, self.desc.columns)
 
     def prepare(self, args: ScatterArgs, walk: Space, index_table: Any, role: int) -> Any:
         """A function that runs the sums. It returns the position of a bad index, or -1.
@@ -380,6 +472,7 @@ class ElementSums:
         alpha = type(like)(desc.alpha)
         src_table = np.array([walk.sizes, walk.strides[1]], np.int64)
         cycle = cycle_of(desc, args.index, args.src) if tiling.tiles == 1 else 0
+        form, steps = _form_of(desc.columns), (desc.column_step(args.out), desc.column_step(args.input))
         if cycle:
             src_table = table_of((desc.count,), (1,))
             index_table = np.array([[desc.count], [1], [0]], np.int64)
@@ -392,20 +485,20 @@ class ElementSums:
             out, input, index, src = addresses
             states, slots = first + self.states.offset, first + self.slots.offset
             problem = (src, code, src_table, index, index_table, extent, step, cycle, index_type)
-            output = (out, code, walks[0], input, walks[1], role, by_count, alpha)
+            output = (out, code, walks[0], steps[0], input, walks[1], steps[1], role, by_count, alpha)
             if not several and threads_for(2 * rows) == 1:  # one call: for few rows, calls take longest
-                alone = (0, 1, shape, states, slots, problem, output, True, _SCRATCH.of_thread(), like)
+                alone = (0, 1, shape, states, slots, problem, output, True, _SCRATCH.of_thread(), form, like)
                 return sum_tiles(*alone)  # type: ignore[no-any-return]
             # Nothing is written if an index is bad.
             bad = [first_outside(index, check_table, count, extent, index_type)] if several else []
 
             def add(first: int, last: int) -> None:
                 scratch = _SCRATCH.of_thread()
-                sums = (first, last, shape, states, slots, problem, output, several, scratch, like)
+                sums = (first, last, shape, states, slots, problem, output, several, scratch, form, like)
                 bad.append(sum_tiles(*sums))
 
             def finish(first: int, last: int) -> None:
-                finish_rows(first, last, rows, states, slots, output, _SCRATCH.of_thread(), like)
+                finish_rows(first, last, rows, states, slots, output, _SCRATCH.of_thread(), form, like)
 
             if max(bad, default=-1) < 0:
                 parallel(add, tiles, count * RANDOM)
