@@ -202,6 +202,23 @@ def test_a_workspace_of_foreign_memory_at_any_address(offset: int) -> None:
         assert torch.equal(canonical(getattr(args, name)), canonical(getattr(expected, name)))
 
 
+def test_no_weights_in_a_workspace_at_an_odd_address() -> None:
+    """An empty region of the workspace has no aligned address, and needs none."""
+    bfloat16, descriptor = torch.bfloat16, hf.plans.EmbeddingBagBackwardDescriptor
+    desc = descriptor(
+        shape=(0, 3), num_embeddings=2, embedding_dim=3, dtype=bfloat16, index_dtype=torch.int64, mode="sum",
+        per_sample_weights=True,
+    )  # fmt: skip
+    made = hf.plans.EmbeddingBagBackwardPlan.select(hf.Stream.current("cpu"), desc)
+    args = hf.plans.EmbeddingBagBackwardArgs(
+        dout=torch.empty(0, 3, dtype=bfloat16), indices=torch.empty(0, 3, dtype=torch.int64),
+        per_sample_weights=torch.empty(0, 3, dtype=bfloat16), dweight=torch.ones(2, 3, dtype=bfloat16),
+    )  # fmt: skip
+    workspace = torch.frombuffer(bytearray(made.workspace_size() + 1), dtype=torch.uint8, offset=1)
+    made.run(hf.Stream.current("cpu"), workspace, args)
+    assert args.dweight is not None and not args.dweight.any()
+
+
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_workspace_without_memory(plan: str, left: int) -> None:

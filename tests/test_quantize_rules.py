@@ -174,3 +174,17 @@ def test_codes_of_many_elements_are_those_of_correctly_rounded_quotients(real: t
         for sign, zero_point in ((1, 0), (1, 3), (-1, -77)):
             expected = ((x / (sign * s)).round() + zero_point).clamp(-128, 127).to(torch.int8)
             assert torch.equal(hf.quantize(x, sign * s, zero_point), expected), (scale, given, zero_point)
+
+
+@pytest.mark.parametrize("size", [2, 31, 32, 33])
+def test_values_are_rounded_to_float32_before_bfloat16(size: int) -> None:
+    """In float32 the product is half-way between two bfloat16; exactly it is not."""
+    codes, scale = torch.full((size,), -112, dtype=torch.int8), float.fromhex("0x1.25b6dcp-1")
+    assert hf.dequantize(codes, scale, dtype=torch.bfloat16).eq(-64).all()
+
+
+def test_values_of_odd_rows_in_a_large_tensor_are_rounded_to_float32_before_bfloat16() -> None:
+    """An output that does not fit the caches is computed in blocks, which end in parts of short rows."""
+    codes = torch.full((2**26 // (33 * 3) + 1, 33), -112, dtype=torch.int8)
+    scale = torch.full(codes.shape[:1], float.fromhex("0x1.25b6dcp-1"))
+    assert hf.dequantize(codes, scale, granularity=hf.PerChannel(0), dtype=torch.bfloat16).eq(-64).all()

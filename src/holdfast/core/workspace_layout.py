@@ -36,9 +36,11 @@ class Region:
         """The region as a tensor."""
         assert workspace.buffer is not None
         storage, size = workspace.buffer.untyped_storage(), self.count * self.dtype.itemsize
+        if not size:
+            return torch.empty(0, dtype=self.dtype, device=storage.device)
         begin = first_address(workspace) - storage.data_ptr() + self.offset
         memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[begin : begin + size]
-        if begin % self.dtype.itemsize and size:  # a storage of foreign memory that is not aligned itself
+        if begin % self.dtype.itemsize:  # a storage of foreign memory that is not aligned itself
             return torch.frombuffer(memory.numpy(), dtype=self.dtype)
         return memory.view(self.dtype)
 

@@ -48,14 +48,14 @@ def empty(like: torch.Tensor, shape: tuple[int, ...], layout: torch.memory_forma
 def layout_of(tensor: torch.Tensor) -> torch.memory_format:
     """The memory format that torch gives to a result of the same rank."""
     # A contiguous tensor may have both formats: with one channel, or images of one pixel.
-    if tensor.is_contiguous() and (tensor.dim() < 2 or tensor.stride(1) != 1):
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    if last is None or tensor.stride(-1) < tensor.stride(1):  # most tensors
         return torch.contiguous_format
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
     return last if _is_channels_last(tensor.shape, tensor.stride()) else torch.contiguous_format
 
 
 def _is_channels_last(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether torch takes a tensor for one with channels last, possibly sliced. It has at least 3 axes."""
+    """Whether torch takes a tensor for one with channels last, possibly sliced."""
     if not strides[1]:
         return False
     least = 0

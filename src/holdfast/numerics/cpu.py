@@ -82,6 +82,16 @@ def zero(typingctx, like):
 
 
 @emit
+def as_real(typingctx, integer, like):
+    """An integer rounded to the type of ``like``. Numba would compute a float32 and an int32 in float64."""
+
+    def build(context, builder, signature, args):
+        return builder.sitofp(args[0], args[1].type)
+
+    return like(integer, like), build
+
+
+@emit
 def reinterpret(typingctx, value, like):
     """The bits of ``value`` as type ``like``."""
 

@@ -19,7 +19,7 @@ from holdfast.backends.cpu import (
     team_kernel,
 )
 from holdfast.core.plan import Launch
-from holdfast.numerics.cpu import store_real, store_real_lanes
+from holdfast.numerics.cpu import as_real, store_real, store_real_lanes
 from holdfast.numerics.cpu_walk import number
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
@@ -85,7 +85,7 @@ def _dequantize_rows(walk, runs, like, stored, count):
                 _value_blocks(codes, y, stop - ROW_BLOCK, stop, s, z)
             elif blocks < stop:
                 for i in range(part, stop):
-                    store_real(y, i, (np.int32(codes[i]) - z) * s)
+                    store_real(y, i, (as_real(codes[i], s) - z) * s)
             part = stop
         flush_alone(walk, runs, begin, end)
 

@@ -22,7 +22,7 @@ from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.workspace_layout import BOUND_BYTES, Region, WorkspaceLayout, first_address
-from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.numerics.cpu import ITEM_SIZE, as_real, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.embedding_bag.cpu_dots import MOST_COLUMNS, compile_dots, dot_rows
 from holdfast.ops.embedding_bag.cpu_max import MAXIMA, compile_max, max_bags
@@ -136,7 +136,7 @@ def divide_rows(first, last, counts_at, rows, columns, out_at, item, scratch, li
     address, row_kind, row_step, step = rows
     counts = pointer(counts_at, np.int32)
     for row in range(first, last):
-        amount = max(counts[row], np.int32(1)) + zero(like)
+        amount = as_real(max(counts[row], np.int32(1)), like)
         for column in range(0, columns, COLUMNS):
             count = min(COLUMNS, columns - column)
             offset = row * row_step + column * step

@@ -17,23 +17,13 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from holdfast.backends.cpu import emit, jit, outlined, pointer
-from holdfast.numerics.cpu import reinterpret, zero
+from holdfast.backends.cpu import jit, outlined, pointer
+from holdfast.numerics.cpu import as_real, reinterpret, zero
 from holdfast.numerics.cpu_walk import RUN, size_of, span_of
 
 #: A marked pixel holds _MARK plus 1 for a term of inf, 2 for -inf, or both; 3 also for NaN.
 _MARK = np.int64(-(2**63))
 _LEAST = np.int64(-(2**62))
-
-
-@emit
-def _as_real(typingctx, value, like):
-    """An integer rounded to the type of ``like``."""
-
-    def build(context, builder, signature, args):
-        return builder.sitofp(args[0], args[1].type)
-
-    return like(value, like), build
 
 
 def magnitude(value):
@@ -133,7 +123,7 @@ def add_terms(change_at, weights_at, offsets_at, count, bits, terms_at, sums_at,
             whole = np.int64(term)
             terms[k * words * RUN + i] = whole
             if words == 2:
-                terms[(k * words + 1) * RUN + i] = np.int64((term - _as_real(whole, like)) * unit)
+                terms[(k * words + 1) * RUN + i] = np.int64((term - as_real(whole, like)) * unit)
     # Column by column: a sum that the previous sample has just stored would be waited for.
     sums = pointer(sums_at, np.int64)
     for k in range(wide):
@@ -220,8 +210,8 @@ def convert_sums(sums_at, count, bits, shift, target, like):
     sums, values, words = pointer(sums_at, np.int64), pointer(target, like), size_of(like) // 4
     unit, (first, second) = power_of_two(-bits, like), _factors(-shift, like)
     for i in range(count):
-        value = _as_real(sums[i * words], like)
-        value = value + _as_real(sums[i * words + 1], like) * unit if words == 2 else value
+        value = as_real(sums[i * words], like)
+        value = value + as_real(sums[i * words + 1], like) * unit if words == 2 else value
         values[i] = (value * first) * second
 
 

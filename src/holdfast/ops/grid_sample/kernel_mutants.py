@@ -121,7 +121,7 @@ MUTANTS = (
     _backward(
         "the second word lost",
         _INTEGERS_CPU,
-        "_as_real(sums[i * words + 1], like) * unit",
+        "as_real(sums[i * words + 1], like) * unit",
         "zero(like) * unit",
         likely="float64",
     ),

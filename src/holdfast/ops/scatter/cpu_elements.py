@@ -43,7 +43,7 @@ from holdfast.backends.threads import parallel, threads_for
 from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout
-from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.numerics.cpu import ITEM_SIZE, as_real, kind, zero
 from holdfast.numerics.cpu_walk import (
     RUN,
     load_run,
@@ -323,19 +323,19 @@ def _finish_element(first, last, states_at, element, slots_at, output, scratch, 
         store_span(made_at, out_at, out_kind, out_walk, first, last, False, raw, old_at, like)
         return
     _finish_long(states, element, slots_at, count, made, counts, form, like)
-    # Each assignment rounds to the compute type. (A quotient by an integer is computed in float64.)
+    # Each assignment rounds to the compute type.
     if alpha != 1:
         for i in range(count):
             made[i] = alpha * made[i]
     if by_count and role != JOINED:
         for i in range(count):
-            made[i] = made[i] / (np.int32(counts[i]) + zero(like))
+            made[i] = made[i] / as_real(counts[i], like)
     if role != KEPT:
         for i in range(count):
             made[i] = old[i] + made[i]
     if by_count and role == JOINED:
         for i in range(count):
-            made[i] = made[i] / (np.int32(counts[i] + 1) + zero(like))
+            made[i] = made[i] / as_real(counts[i] + 1, like)
     for i in range(count):
         total, kept = made[i], old[i]
         made[i] = total if counts[i] != 0 else kept

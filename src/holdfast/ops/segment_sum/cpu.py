@@ -51,7 +51,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import BOUND_BYTES, WorkspaceLayout, first_address
-from holdfast.numerics.cpu import BFLOAT16, ITEM_SIZE, kind, load_real_lanes, real, store_real, zero
+from holdfast.numerics.cpu import BFLOAT16, ITEM_SIZE, as_real, kind, load_real_lanes, real, store_real, zero
 from holdfast.numerics.cpu_walk import (
     load_run,
     move,
@@ -617,7 +617,7 @@ def _sum_unit(
             for i in range(count):
                 sums[i] = alpha * sums[i]
         if by_count != 0 and terms > 0 and role != JOINED:
-            amount = terms + zero(like)
+            amount = as_real(terms, like)
             for i in range(count):
                 sums[i] = sums[i] / amount
         if old_at != 0 and role != KEPT:
@@ -626,7 +626,7 @@ def _sum_unit(
             for i in range(count):
                 sums[i] = old[i] + sums[i]
         if by_count != 0 and role == JOINED:
-            amount = np.int32(terms + 1) + zero(like)
+            amount = as_real(terms + 1, like)
             for i in range(count):
                 sums[i] = sums[i] / amount
         store_run(total, count, target, out_kind, step, scratch + _RAW * _RUN, like)
