@@ -85,7 +85,7 @@ def _dequantize_rows(walk, runs, like, stored, count):
                 _value_blocks(codes, y, stop - ROW_BLOCK, stop, s, z)
             elif blocks < stop:
                 for i in range(part, stop):
-                    store_real(y, i, (np.int32(codes[i]) - z) * s)
+                    store_real(y, i, (np.float32(codes[i]) - z) * s)  # Numba: int32 - float32 is float64
             part = stop
         flush_alone(walk, runs, begin, end)
 
