@@ -735,3 +735,7 @@ def test_assigning_sets_the_float_weight() -> None:
     model = hf.qat.prepare(nn.Linear(4, 4), hf.qat.preset("w8a16"))
     model.weight = torch.eye(4)
     assert model.parametrizations.weight.original.equal(torch.eye(4))
+    hf.qat.convert(model)
+    with pytest.raises(hf.InvalidArgs, match="no other weight can be assigned to it"):
+        model.weight = torch.zeros(4, 4)
+    assert model.weight.count_nonzero() == 4
