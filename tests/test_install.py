@@ -803,6 +803,10 @@ REFUSED: dict[str, Any] = {
         (torch.tensor([1, 2]), torch.tensor([1, 2, 3])), torch.ones(1), accumulate=True
     ),
     "put_ with int32": lambda x: x.put_(torch.tensor([1]).int(), torch.ones(1), accumulate=True),
+    "put_ of no terms into an expanded tensor": lambda x: x[:1].expand(3, 5).put_(
+        torch.empty(0).long(), torch.empty(0), accumulate=True
+    ),
+    "put_ of a tensor into its transpose": lambda x: x.t().put_(torch.arange(20), x, accumulate=True),
     "put_ into nothing": lambda x: x[:0].put_(torch.tensor([0]), torch.ones(1), accumulate=True),
     "index_add_ of a scalar": lambda x: x.view(-1).index_add_(0, torch.tensor(1), torch.tensor(1.0)),
     "index_add_ to a scalar": lambda x: x[0, 0].index_add_(0, torch.tensor([0]), torch.ones(1)),

@@ -218,6 +218,19 @@ def test_a_bad_batch_is_rejected_and_counted(name: str, bad: float) -> None:
     assert not same(before["scale"], quantizer.scale) and quantizer.scale.isfinite().all()
 
 
+@pytest.mark.parametrize("mode", ["ema", "learned"])
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_transform_that_refuses_to_change_the_state_leaves_it_unset(transform: Any, mode: Any) -> None:
+    quantizer = hf.nn.FakeQuantize(dtype=torch.int8, mode=mode)
+    x = torch.randn(3, 4)
+    with pytest.raises(RuntimeError):
+        transform(lambda x: quantizer(x).sum())(x)
+    assert quantizer.scale.isnan()
+    with pytest.raises(hf.InvalidArgs, match="has seen no training batch"):
+        quantizer.eval()(x)
+
+
 @pytest.mark.parametrize(
     "name", ["ema", "ema with zero points per channel", "learned", "learned with a zero point"]
 )

@@ -218,6 +218,29 @@ def test_the_bits_are_those_of_the_functions() -> None:
     assert same(model.weight, hf.fake_quantize(weight, scale, dtype=torch.int4, granularity=hf.PerChannel(0)))
 
 
+def test_a_scale_without_a_floor_is_converted_to_a_buffer() -> None:
+    learned = hf.qat.Quantizer(dtype=torch.int4, mode="learned", granularity=hf.PerChannel(0), positive=False)
+    model = hf.qat.prepare(nn.Linear(8, 4), hf.qat.Config(weight=learned)).eval()
+    x = torch.randn(2, 8, requires_grad=True)
+    prepared = model(x)
+    converted = hf.qat.convert(model)(x)  # with gradients enabled
+    converted.sum().backward()
+    assert converted.equal(prepared) and x.grad is not None
+    assert not any(buffer.requires_grad for buffer in model.buffers())
+
+
+@pytest.mark.parametrize("mode", [{"mode": "ema"}, {"mode": "learned", "positive": False}])
+def test_training_does_not_change_codes_that_were_read(mode: dict[str, Any]) -> None:
+    model = hf.qat.prepare(nn.Linear(8, 4), hf.qat.Config(weight=hf.qat.Quantizer(**mode)))
+    x = torch.randn(2, 8)
+    model(x).sum().backward()
+    read = hf.qat.quantized_weights(model)["weight"]
+    values = read.dequantize()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    model(x)
+    assert read.dequantize().equal(values) and not model.weight.equal(values)
+
+
 def test_memory_drops() -> None:
     model = nn.Linear(256, 256, bias=False)
 
@@ -712,3 +735,7 @@ def test_assigning_sets_the_float_weight() -> None:
     model = hf.qat.prepare(nn.Linear(4, 4), hf.qat.preset("w8a16"))
     model.weight = torch.eye(4)
     assert model.parametrizations.weight.original.equal(torch.eye(4))
+    hf.qat.convert(model)
+    with pytest.raises(hf.InvalidArgs, match="no other weight can be assigned to it"):
+        model.weight = torch.zeros(4, 4)
+    assert model.weight.count_nonzero() == 4

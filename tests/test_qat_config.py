@@ -239,6 +239,7 @@ def test_a_refused_conversion_leaves_the_model_unchanged() -> None:
         ({"positive": "exp"}, "positive is 'exp'; it must be True or False"),
         ({"mode": "learned", "dtype": torch.float8_e4m3fn}, "there is no gradient of the scale"),
         ({"mode": "ema", "scale": 1.0}, "scale is given, but mode ema computes it from the data"),
+        ({"mode": "fixed", "scale": torch.ones(3)}, "it must be one number, which holds for every scale"),
         ({"dtype": torch.float8_e4m3fn, "symmetric": False}, "zero point"),
     ],
 )
@@ -255,6 +256,10 @@ def test_refused_quantizers(arguments: dict[str, Any], said: str) -> None:
         ({"weight": torch.int8}, "weight is torch.int8; it must be a hf.qat.Quantizer"),
         ({"activation": hf.qat.Quantizer(mode="fixed")}, "mode fixed, which needs a scale"),
         ({"activation": hf.qat.Quantizer(mode="learned", granularity=hf.PerToken())}, "is per tensor"),
+        (
+            {"activation": hf.qat.Quantizer(mode="fixed", scale=0.1, granularity=hf.PerChannel(-1))},
+            "a fixed scale of an activation is per tensor. Use PerTensor(), or another mode.",
+        ),
         ({"activation": LEARNED, "parameters": ("w",)}, "pass weight="),
         ({"weight": LEARNED, "parameters": "w"}, "parameters is 'w'; it must be names"),
     ],
@@ -282,6 +287,11 @@ def test_every_preset_trains_and_converts(name: str) -> None:
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
     with pytest.raises(hf.HoldfastError, match="preset is 'w3a3'; accepted are 'w8a16', 'w8a8'"):
         hf.qat.preset("w3a3")
+
+
+def test_a_scale_in_a_tensor_is_a_number() -> None:
+    given, expected = (hf.qat.Quantizer(mode="fixed", scale=scale) for scale in (torch.tensor(0.5), 0.5))
+    assert given == expected and hash(given) == hash(expected)
 
 
 def test_records_are_frozen_equal_and_hashable() -> None:

@@ -491,7 +491,9 @@ def test_bad_options_are_refused_with_a_sentence(options: dict[str, Any], said: 
         (lambda: np.array(["a"]), (), {}, "output is an array of <U1"),
         (lambda x: 1, ((n for n in "ab"),), {}, "inputs[0] is a generator, which cannot be copied"),
         (lambda x: x.sum(), (X,), {"batch_split": 2}, "nothing that step returns has 8 samples"),
-        (lambda x: x.to_sparse_csr(), (X,), {}, "output is a nested or quantized tensor, or one of layout"),
+        (lambda x: x.to_sparse_csr(), (X,), {}, "output is a tensor of layout torch.sparse_csr, which"),
+        (lambda x: x.to("meta"), (X,), {}, "output is a tensor on the meta device, which cannot be compared"),
+        (lambda x: x, (X[:1],), {"batch_split": 2}, "1 samples along dim 0; hand in a batch of 2 samples"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")

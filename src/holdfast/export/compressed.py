@@ -26,7 +26,9 @@ def write_compressed_tensors(model: torch.nn.Module, directory: Path, layout: st
     require_quantization(model)
     weights, inputs = quantized_weights(model), activation_quantizers(model)
     if not weights:
-        raise InvalidArgs("the model has no quantized weight; call hf.qat.prepare first.")
+        raise InvalidArgs(
+            "the model has no quantized weight; call hf.qat.prepare first, with a Config that has a weight."
+        )
     layers: dict[str, Layer] = {}
     for name, weight in weights.items():
         layer = _layer_name(model, name)

@@ -30,7 +30,9 @@ def to_torchao(model: Model, tensor: str) -> Model:
     """Replace the quantized weights of ``model`` by torchao tensors, in place."""
     weights = quantized_weights(model)
     if not weights:
-        raise InvalidArgs("the model has no quantized weight; call hf.qat.prepare first.")
+        raise InvalidArgs(
+            "the model has no quantized weight; call hf.qat.prepare first, with a Config that has a weight."
+        )
     made: dict[str, torch.nn.Parameter] = {}
     shared: dict[int, torch.nn.Parameter] = {}
     for name, parametrizations in parametrized_weights(model):

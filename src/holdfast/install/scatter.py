@@ -201,6 +201,7 @@ def _put_(self, index, source, accumulate=False):
     if index.numel() != source.numel():
         raise PassOn("the index has another size than the source")
     require_float(self)
+    _require_memory_of_its_own(self, source)
     if not index.numel() and source.dtype == self.dtype:
         return self
     flat = self.reshape(-1)

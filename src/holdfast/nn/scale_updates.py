@@ -163,11 +163,12 @@ class ScaleUpdates(ScaleState):
             blended, used = settle_scale(self._handle, state, blended)
         else:
             used = [blended[0], *blended[2:3]] if not self.symmetric else blended[:1]
-            self.note_blended(blended[0])
             if blended[-1].device.type == "cpu":
                 self._warn_rejected(int(blended[-1]) - int(self.rejected_batches))
         for kept, new in zip(state, blended, strict=True):
-            kept.copy_(new)
+            kept.copy_(new)  # raises under torch.func
+        if not torch.compiler.is_compiling():
+            self.note_blended(blended[0])
         return used[0], None if self.symmetric else used[1]
 
     def _split_checkpoints(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from holdfast.core.checks import require_choice, require_dtype, shown, whole_number
+from holdfast.core.checks import finite_number, require_choice, require_dtype, shown, whole_number
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import Format, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
@@ -73,6 +73,8 @@ class Quantizer:
         self._set("start_step", whole_number("start_step", self.start_step, 0, 2**62))
         if self.range is not None:
             self._set("range", self._checked_range())
+        self._set("scale", _number("scale", self.scale))
+        self._set("zero_point", _number("zero_point", self.zero_point))
         # The module checks the other arguments. A weight may lack the scale of mode fixed.
         scale = 1.0 if self.mode == "fixed" and self.scale is None else self.scale
         self.module(scale=scale, scale_shape=() if isinstance(self.granularity, PerTensor) else (1,))
@@ -107,6 +109,14 @@ class Quantizer:
         return self.range[0], self.range[1]
 
 
+def _number(name: str, given: Any) -> Any:
+    """A given scale or zero point as a number; None stays None. A record with a tensor has no hash."""
+    value = given.item() if torch.is_tensor(given) and given.numel() == 1 else given
+    if value is not None:
+        finite_number(name, value, "one number, which holds for every scale of the granularity")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """How the weights and the inputs of layers are quantized; None leaves them in float.
@@ -133,10 +143,10 @@ class Config:
         activation = self.activation
         if activation is None:
             return
-        if activation.mode == "learned" and not isinstance(activation.granularity, PerTensor):
+        if activation.mode in ("learned", "fixed") and not isinstance(activation.granularity, PerTensor):
             raise InvalidArgs(
-                f"the activation has a learned scale for {activation.granularity}; a learned scale of an "
-                "activation is per tensor. Use PerTensor(), or another mode."
+                f"the activation has a {activation.mode} scale for {activation.granularity}; a "
+                f"{activation.mode} scale of an activation is per tensor. Use PerTensor(), or another mode."
             )
         if activation.mode == "fixed" and activation.scale is None:
             raise InvalidArgs("the activation has mode fixed, which needs a scale; pass scale=.")

@@ -7,6 +7,7 @@ from typing import Self
 
 import torch
 
+from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import PerGroup
 from holdfast.ops.dequantize.torch_op import dequantize
 from holdfast.ops.packing.torch_op import pack, unpack
@@ -61,6 +62,13 @@ class Dequantizer(torch.nn.Module):
             granularity=self.granularity, code_dtype=self.format.torch, packed=True, length=self.shape[-1],
         )  # fmt: skip
         return as_laid_out(stored, weight)
+
+    def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
+        """Refuse what is assigned to the weight: there is no quantizer to find codes for it."""
+        raise InvalidArgs(
+            "the weight of a converted layer is codes, and no other weight can be assigned to it; assign it "
+            "before hf.qat.convert, or load the state_dict of a converted model."
+        )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         scale = self.scale

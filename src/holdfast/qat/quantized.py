@@ -28,9 +28,10 @@ def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> Qu
         raise InvalidArgs(f"{name} has NaN in it, which has no code; repair the weight first.")
     scale, zero_point = made.evaluation_scale(weight)
     shape = made.granularity.view(tuple(weight.shape)).scale_shape
-    scale = scale.reshape(shape)
+    # Copies: the scale may be a parameter, and training changes it while the codes stay as they are.
+    scale = scale.detach().reshape(shape).clone()
     if zero_point is not None:
-        zero_point = whole_zero_point(zero_point).reshape(shape)
+        zero_point = whole_zero_point(zero_point.detach()).reshape(shape).clone()
     q_min, q_max = record.range or (None, None)
     codes = quantize(
         weight, scale, zero_point, dtype=record.format.torch, granularity=made.granularity, q_min=q_min,

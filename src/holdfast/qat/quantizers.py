@@ -124,14 +124,14 @@ class ActivationQuantizer(QuantizerModule):
         if self.mode == "batch":
             return None
         scale, _ = self.fake_quantize.evaluation_scale()
-        return self._shaped(scale.to(self.quantizer.scale_dtype or scale.dtype))
+        return self._shaped(scale.detach().to(self.quantizer.scale_dtype or scale.dtype))
 
     def zero_point(self) -> torch.Tensor | None:
         """The zero point, int32; None if it is 0, and in mode "batch"."""
         if self.mode == "batch":
             return None
         _, zero_point = self.fake_quantize.evaluation_scale()
-        return None if zero_point is None else self._shaped(whole_zero_point(zero_point))
+        return None if zero_point is None else self._shaped(whole_zero_point(zero_point.detach()))
 
     def _shaped(self, state: torch.Tensor) -> torch.Tensor:
         """One scale as a scalar."""

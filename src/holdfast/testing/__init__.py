@@ -186,9 +186,13 @@ class _Trial:
         else:
             sizes = list(split) if isinstance(split, list | tuple) else []
         if len(sizes) < 2 or not all(_whole(size) and size > 0 for size in sizes) or sum(sizes) != batch:
+            advice = (
+                f"give a number of parts from 2 to {batch}, or the sizes of the parts, which add up to it"
+                if batch > 1
+                else "hand in a batch of 2 samples or more"
+            )
             raise InvalidArgs(
-                f"batch_split is {split!r}, and the first input has {batch} samples along dim 0; give a "
-                f"number of parts from 2 to {max(batch, 2)}, or the sizes of the parts, which add up to it."
+                f"batch_split is {split!r}, and the first input has {batch} samples along dim 0; {advice}."
             )
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
         return [BatchSlice(start, start + size, batch) for start, size in zip(starts, sizes, strict=True)]

@@ -87,16 +87,27 @@ def of_module(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, 
         yield from _tensor(buffer, f"{prefix}buffers[{name!r}]")
 
 
+def _incomparable(tensor: torch.Tensor) -> str | None:
+    """What a tensor is that has no bits to compare; None for other tensors."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.is_meta:
+        return "a tensor on the meta device"
+    return None if tensor.layout == torch.strided else f"a tensor of layout {tensor.layout}"
+
+
 def _tensor(tensor: torch.Tensor, path: str) -> Iterator[tuple[str, Any]]:
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
         indices, values = private.sparse_parts(tensor)
         yield f"{path}.indices", indices.cpu().clone()
         yield f"{path}.values", values.cpu().clone()
-    elif tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
+    elif (kind := _incomparable(tensor)) is not None:
         raise InvalidArgs(
-            f"{path} is a nested or quantized tensor, or one of layout {tensor.layout}, which cannot be "
-            f"compared bit for bit. Return a dense or a sparse COO tensor."
+            f"{path} is {kind}, which cannot be compared bit for bit. Return a dense or a sparse COO tensor "
+            "on the CPU or on CUDA."
         )
     else:
         if tensor.dtype in BYTES:
