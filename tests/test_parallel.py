@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from holdfast.backends.threads import (
     threads_for,
 )
 from holdfast.core.case import Case, operands_of
+from holdfast.ops.grid_sample import cpu_task
 from holdfast.proof.conformance import Way, cases_of, check, cpu_threads, run_reference, select_on
 
 WAYS = ["torch's threads", "a pool"]
@@ -66,19 +68,46 @@ def test_two_threads_work_at_the_same_time() -> None:
 
 @pytest.mark.parametrize("before", [2, 8])
 def test_grid_sample_runs_on_more_threads_than_its_workspace_has_scratch_for(before: int) -> None:
-    """A plan divides its workspace among the threads of its first call, or fewer if images are large."""
-    rows = 700 + before  # one plan for each number of threads
-    image, grid = torch.rand(1, 3, rows, 700), torch.rand(1, rows, 700, 2) * 2 - 1
-    image.requires_grad_(), grid.requires_grad_()
+    """A plan divides its workspace among the threads of its selection, or fewer if images are large."""
+    shape, size = (1, 3, 700, 700), (700, 700)
+    image, grid, dout = torch.rand(shape), torch.rand(1, *size, 2) * 2 - 1, torch.rand(1, 3, *size)
+    desc = hf.plans.GridSampleBackwardDescriptor(shape=shape, output_size=size)
+    stream = hf.Stream.current("cpu")
+    with cpu_threads(before):
+        plan = hf.plans.GridSampleBackwardPlan.select(stream, desc, hf.PlanPreference(backend="cpu"))
 
-    def step(threads: int) -> list[torch.Tensor]:
+    def run(threads: int) -> list[torch.Tensor]:
+        made = [torch.empty_like(image), torch.empty_like(grid)]
+        args = hf.plans.GridSampleBackwardArgs(
+            dout=dout, input=image, grid=grid, dinput=made[0], dgrid=made[1]
+        )
         with cpu_threads(threads):
-            out = hf.grid_sample(image, grid)
-            return [out, *torch.autograd.grad(out, (image, grid), torch.ones_like(out))]
+            plan.run(stream, hf.Workspace.allocate(plan.workspace_size(), "cpu"), args)
+        return made
 
-    expected = step(before)
+    expected = run(before)
     for _ in range(5):
-        assert all(map(torch.equal, step(8), expected))
+        assert all(map(torch.equal, run(8), expected))
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_grid_sample_follows_the_number_of_threads(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also calls that repeat an earlier one, whose plan has scratch for another number of threads."""
+    image, grid = torch.rand(1, 3, 200, 210), torch.rand(1, 200, 210, 2) * 2 - 1
+    run, used = cpu_task.run_together, set[bool]()
+
+    def spy(function: Any, task: Any, elements: int) -> None:
+        used.add(elements > 0)  # 0 for a plan of one thread
+        run(function, task, elements)
+
+    monkeypatch.setattr(cpu_task, "run_together", spy)
+    function = torch.nn.functional.grid_sample if installed else hf.grid_sample
+    for number in (1, 2, 1, 3):
+        for _ in range(4):
+            used.clear()
+            with cpu_threads(number), hf.installed() if installed else nullcontext():
+                function(image, grid, align_corners=False)
+            assert used == {number > 1}
 
 
 @pytest.mark.usefixtures("two_threads")

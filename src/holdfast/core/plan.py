@@ -123,6 +123,8 @@ class DescribedKernel(Generic[D]):
     sorted_by = ""
     #: The variant that the kernel uses for this problem, if it has several; ``explain`` prints it.
     variant = ""
+    #: The number of torch's threads that the kernel was made for; None if it serves any.
+    made_for_threads: int | None = None
 
     def __init__(self, desc: D, device: torch.device) -> None:
         self.desc = desc

@@ -85,6 +85,7 @@ def _written_out(
         "stream_on": current_stream, "workspace_of": workspace_of, "raise_reported": raise_reported,
         "misalignment_of": misalignment_of, "raw_stream": private.raw_stream, "matches": matches,
         "current_device": private.current_device, "grad_enabled": torch.is_grad_enabled,
+        "threads": torch.get_num_threads,
     }  # fmt: skip
     same = [_equality(f"in{i}", value, known) for i, value in enumerate(arguments) if i not in tensors]
     for i, tensor in tensors.items():
@@ -93,6 +94,9 @@ def _written_out(
     if any(tensor.requires_grad for tensor in tensors.values()):  # guards do not compare the gradient mode
         same.append(f"grad_enabled() is {records}")
     same.append(f"matches({', '.join(f'in{i}' for i in tensors)})")
+    threads = getattr(plan.kernel, "made_for_threads", None)
+    if threads is not None:
+        same.append(f"threads() == {threads}")
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         same.append(f"current_device() == {device.index}")
     lines = [f"if not ({' and '.join(same)}):", "    return None"]

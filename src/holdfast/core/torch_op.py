@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, wraps
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -240,6 +240,23 @@ def named_dtype(name: str, dtype: Any) -> str:
     """The name of a dtype, as an operator takes it."""
     require_dtype(name, dtype)
     return dtype_name(dtype)
+
+
+def cached_plan(make: Callable[..., P]) -> Callable[..., P]:
+    """Keep the plans that ``make`` returns for its arguments, one for each number of threads of torch.
+
+    The workspace of a plan may have a part for each thread.
+    """
+
+    @lru_cache(maxsize=4096)
+    def kept(threads: int, *arguments: Any, **fields: Any) -> P:
+        return make(*arguments, **fields)
+
+    @wraps(make)
+    def plan(*arguments: Any, **fields: Any) -> P:
+        return kept(torch.get_num_threads(), *arguments, **fields)
+
+    return plan
 
 
 def select_plan(plan: type[P], device: torch.device, **fields: Any) -> P:

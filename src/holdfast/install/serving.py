@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.plan import Plan
 from holdfast.core.strided import span
-from holdfast.core.torch_op import select_plan
+from holdfast.core.torch_op import cached_plan, select_plan
 
 #: Takes the arguments of a torch operator and returns its result, or raises.
 Serve = Callable[..., Any]
@@ -35,7 +34,7 @@ def require_float(tensor: torch.Tensor) -> None:
         raise PassOn(f"the dtype is {tensor.dtype}")
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def plan_of(plan: type[Plan[Any, Any]], device: torch.device, **fields: Any) -> Plan[Any, Any]:
     """The plan for the descriptor with these fields."""
     return select_plan(plan, device, **fields)

@@ -207,7 +207,8 @@ class _MapKernel(DescribedKernel[plans.D]):
         layout = WorkspaceLayout()
         self.along = layout.take(sum(self.sizes), desc.compute.torch)
         self.units = self.count_units()
-        self.slots = max(min(torch.get_num_threads(), self.units), 1)
+        self.made_for_threads = torch.get_num_threads()
+        self.slots = max(min(self.made_for_threads, self.units), 1)
         sums = self.count_sums()
         self.sums = [layout.take(sums, desc.compute.torch) for _ in range(self.slots)]
         self.scratch = [layout.take_rows(ROWS, _ROW_BYTES) for _ in range(self.slots)]

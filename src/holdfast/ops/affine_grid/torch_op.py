@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from numbers import Integral
 from typing import Any
 
@@ -14,7 +13,7 @@ from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import is_whole, require_bool, require_tensor, shown, whole_number
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import define, register_vmap, select_plan
+from holdfast.core.torch_op import cached_plan, define, register_vmap, select_plan
 from holdfast.ops.affine_grid.plan import (
     AffineGridArgs,
     AffineGridBackwardArgs,
@@ -25,7 +24,7 @@ from holdfast.ops.affine_grid.plan import (
 __all__ = ["affine_grid"]
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _plan(kind, shape, size, dtype, device, align_corners):
     return select_plan(kind, device, shape=shape, output_size=size, dtype=dtype, align_corners=align_corners)
 

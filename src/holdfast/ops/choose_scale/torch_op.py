@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Literal, overload
 
 import torch
@@ -16,6 +15,7 @@ from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named,
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import (
     by_sample,
+    cached_plan,
     define,
     named_dtype,
     register_vmap,
@@ -36,7 +36,7 @@ __all__ = ["choose_scale", "observe_range", "scale_of_range"]
 RULE_SCHEMA = "str dtype, int? q_min, int? q_max, bool? narrow"
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _range_plan(shape, input_dtype, device, granularity):
     return select_plan(
         ObserveRangePlan, device, shape=shape, input_dtype=input_dtype,
@@ -44,7 +44,7 @@ def _range_plan(shape, input_dtype, device, granularity):
     )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _scale_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, symmetric):
     return select_plan(
         ChooseScalePlan, device, shape=shape, input_dtype=input_dtype,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from holdfast.core.formats import format_of
 from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerGroup, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import by_sample, define, named_dtype, register_vmap
+from holdfast.core.torch_op import by_sample, cached_plan, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, plans_by_granularity, select, shared_arguments
 from holdfast.ops.dequantize import plan as plans
@@ -29,7 +28,7 @@ _FORWARD = plans_by_granularity(plans, "Dequantize")
 _BACKWARD = plans_by_granularity(plans, "Dequantize", "Backward")
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _forward_plan(shape, code_dtype, device, granularity, dtype, packed):
     return select(
         _FORWARD, granularity, device, shape=shape, input_dtype=parse_dtype(code_dtype),
@@ -37,7 +36,7 @@ def _forward_plan(shape, code_dtype, device, granularity, dtype, packed):
     )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _backward_plan(shape, code_dtype, device, granularity, dtype):
     return select(
         _BACKWARD, granularity, device, shape=shape, input_dtype=parse_dtype(code_dtype), output_dtype=dtype

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Literal, overload
 
 import torch
@@ -14,7 +13,7 @@ from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import Granularity, PerToken, granularity_named, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import by_sample, define, named_dtype, register_vmap, select_plan
+from holdfast.core.torch_op import by_sample, cached_plan, define, named_dtype, register_vmap, select_plan
 from holdfast.ops.affine.torch_op import code_range, refuse_second_derivative
 from holdfast.ops.choose_scale.torch_op import empty_scale
 from holdfast.ops.dynamic_fake_quantize.plan import (
@@ -31,7 +30,7 @@ __all__ = ["dynamic_fake_quantize"]
 _EACH_TOKEN = PerToken()
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, symmetric):
     return select_plan(
         DynamicFakeQuantizePlan, device, shape=shape, input_dtype=input_dtype,
@@ -40,7 +39,7 @@ def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, 
     )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, ste, symmetric):
     return select_plan(
         DynamicFakeQuantizeBackwardPlan, device, shape=shape, input_dtype=input_dtype,

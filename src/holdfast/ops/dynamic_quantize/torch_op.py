@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal, overload
 
 import torch
@@ -14,7 +13,7 @@ from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import Granularity, PerToken, granularity_named, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import by_sample, define, register_vmap, select_plan
+from holdfast.core.torch_op import by_sample, cached_plan, define, register_vmap, select_plan
 from holdfast.ops.affine.torch_op import empty_codes
 from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, scale_rule
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
@@ -24,7 +23,7 @@ __all__ = ["dynamic_quantize", "quantize_dynamic"]
 _EACH_TOKEN = PerToken()
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, packed, symmetric):
     return select_plan(
         DynamicQuantizePlan, device, shape=shape, input_dtype=input_dtype,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from holdfast.core.huge_pages import REUSED_BYTES, on_huge_pages
 from holdfast.core.repeated import Work
 from holdfast.core.sharding import wanting
 from holdfast.core.stream import Stream
-from holdfast.core.torch_op import PLAIN, by_sample, define, register_vmap
+from holdfast.core.torch_op import PLAIN, by_sample, cached_plan, define, register_vmap
 from holdfast.ops.embedding.plan import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -42,7 +41,7 @@ __all__ = ["embedding"]
 _ON_FIRST_RUN = PlanPreference(precompile=False)
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _forward_plan(shape, index_dtype, rows, columns, dtype, device, bad_index):
     desc = EmbeddingDescriptor(
         shape=shape,
@@ -55,7 +54,7 @@ def _forward_plan(shape, index_dtype, rows, columns, dtype, device, bad_index):
     return EmbeddingPlan.select(Stream.current(device), desc, _ON_FIRST_RUN)
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _backward_plan(shape, index_dtype, rows, columns, dtype, device, padding_idx, scale_grad_by_freq):
     desc = EmbeddingBackwardDescriptor(
         shape=shape,

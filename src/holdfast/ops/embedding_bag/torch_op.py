@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from holdfast.core.checks import require_bool, require_choice, require_memory, r
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.huge_pages import REUSED_BYTES, on_huge_pages
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import by_sample, define, register_vmap, select_plan
+from holdfast.core.torch_op import by_sample, cached_plan, define, register_vmap, select_plan
 from holdfast.ops.embedding.torch_op import (
     checked_padding,
     refuse_max_norm,
@@ -35,12 +34,12 @@ from holdfast.ops.segment_sum.indexed import BAD_INDEX, INDEX_DTYPES
 __all__ = ["embedding_bag"]
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _forward_plan(device, bad_index, **fields):
     return select_plan(EmbeddingBagPlan, device, bad_index=bad_index, **fields)
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _backward_plan(device, scale_grad_by_freq, dweight, dper_sample_weights, **fields):
     return select_plan(
         EmbeddingBagBackwardPlan, device, scale_grad_by_freq=scale_grad_by_freq, dweight=dweight,

@@ -8,7 +8,6 @@ the backward operators of both modules.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -19,7 +18,7 @@ from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import define, named_dtype, register_vmap, select_plan
+from holdfast.core.torch_op import cached_plan, define, named_dtype, register_vmap, select_plan
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, refuse_second_derivative, shared_arguments
 from holdfast.ops.fake_quantize.plan import (
@@ -37,7 +36,7 @@ RANGE_SCHEMA = "str? dtype, int? q_min, int? q_max, str ste"
 ESTIMATORS = tuple(str(kind) for kind in SteKind)
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, ste):
     return select_plan(
         FakeQuantizePlan, device, shape=shape, input_dtype=input_dtype,
@@ -46,7 +45,7 @@ def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, 
     )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, ste):
     return select_plan(
         FakeQuantizeBackwardPlan, device, shape=shape, input_dtype=input_dtype,

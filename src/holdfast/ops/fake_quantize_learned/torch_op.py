@@ -7,7 +7,6 @@ learned, the derivative calls this operator, else ``holdfast::fake_quantize_back
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from holdfast.core.formats import format_of
 from holdfast.core.granularity import granularity_named
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import by_sample, define, register_vmap, select_plan
+from holdfast.core.torch_op import by_sample, cached_plan, define, register_vmap, select_plan
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, refuse_second_derivative
 from holdfast.ops.fake_quantize.plan import SteKind, refused_learning
 from holdfast.ops.fake_quantize.torch_op import backward, lsq_factor, range_of_codes
@@ -29,7 +28,7 @@ from holdfast.ops.fake_quantize_learned.plan import (
 )
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _plan(
     shape, input_dtype, device, granularity, q_min, q_max, ste, scale_dtype, zero_point_dtype, grad_factor
 ):

@@ -374,6 +374,7 @@ class _SampleKernel(SampleKernel[D]):
 
     def __init__(self, desc: D, device: torch.device) -> None:
         super().__init__(desc, device)
+        self.made_for_threads = torch.get_num_threads()
         self.work = self.amount()
         self.slots = max(min(threads_together(self.work), self.most_threads, self.most_slots()), 1)
         self.parts = _parts(desc.batch, self.slots)

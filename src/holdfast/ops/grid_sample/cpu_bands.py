@@ -172,19 +172,9 @@ def _store_pixels(begin, end, numbers, channels, row_places, rows, finite, shift
                     add_marked_sums(target, source, count * words, words)
             target = first_channel(dinput, 0, c)
             store_converted(
-                sums_at,
-                pixel,
-                at,
-                last,
-                numbers[BITS],
-                shifts[c],
-                finite,
-                target,
-                dinput,
-                accumulate,
-                scratch,
-                like,
-            )
+                sums_at, pixel, at, last, numbers[BITS], shifts[c], finite, target, dinput, accumulate,
+                scratch, like,
+            )  # fmt: skip
         at = last
 
 

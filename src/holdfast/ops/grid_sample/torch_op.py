@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from holdfast.core.checks import require_bool, require_choice, require_memory, r
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import define, register_vmap, select_plan
+from holdfast.core.torch_op import cached_plan, define, register_vmap, select_plan
 from holdfast.ops.grid_sample.composed import composed_grid_sample
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
@@ -32,7 +31,7 @@ _PADDINGS = tuple(map(str, Padding))
 _KIND_SCHEMA = "str mode, str padding_mode, bool align_corners"
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _forward_plan(shape, size, input_dtype, grid_dtype, device, mode, padding_mode, align_corners):
     return select_plan(
         GridSamplePlan, device, shape=shape, output_size=size, input_dtype=input_dtype, grid_dtype=grid_dtype,
@@ -40,7 +39,7 @@ def _forward_plan(shape, size, input_dtype, grid_dtype, device, mode, padding_mo
     )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _backward_plan(
     shape, size, input_dtype, grid_dtype, device, mode, padding_mode, align_corners, needs_dinput, needs_dgrid
 ):

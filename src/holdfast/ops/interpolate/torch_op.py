@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from holdfast.core.checks import (
 )
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import define, register_vmap, select_plan
+from holdfast.core.torch_op import cached_plan, define, register_vmap, select_plan
 from holdfast.ops.interpolate.plan import (
     AXES,
     GREATEST_SCALE,
@@ -40,7 +39,7 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _KIND = "str mode, bool align_corners, bool antialias, float[] scales"
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _plan(kind, shape, size, dtype, device, mode, align_corners, antialias, scales):
     return select_plan(
         kind, device, shape=shape, output_size=size, dtype=dtype, mode=mode, align_corners=align_corners,

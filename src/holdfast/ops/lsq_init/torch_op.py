@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
 from holdfast.core.autograd import constant, register_constant
@@ -15,6 +13,7 @@ from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named,
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import (
     by_sample,
+    cached_plan,
     define,
     named_dtype,
     register_vmap,
@@ -28,7 +27,7 @@ from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
 __all__ = ["lsq_init"]
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max):
     codes = FakeQuantizeDescriptor(shape=(), dtype=dtype and parse_dtype(dtype), q_min=q_min, q_max=q_max)
     codes.validate()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from holdfast.core.formats import format_of
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import by_sample, define, named_dtype, register_vmap
+from holdfast.core.torch_op import by_sample, cached_plan, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import (
     SHARED_SCHEMA,
@@ -38,7 +37,7 @@ _BACKWARD = plans_by_granularity(plans, "Quantize", "Backward")
 _RANGE_SCHEMA = "str dtype, int? q_min, int? q_max"
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, packed):
     return select(
         _FORWARD, granularity, device, shape=shape, input_dtype=input_dtype, output_dtype=parse_dtype(dtype),
@@ -46,7 +45,7 @@ def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, 
     )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max):
     return select(
         _BACKWARD, granularity, device, shape=shape, input_dtype=input_dtype, output_dtype=parse_dtype(dtype),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -28,7 +27,15 @@ from holdfast.core.checks import (
 from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, InvalidIndex, Unsupported
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import PLAIN, by_sample, define, is_plain_call, register_vmap, select_plan
+from holdfast.core.torch_op import (
+    PLAIN,
+    by_sample,
+    cached_plan,
+    define,
+    is_plain_call,
+    register_vmap,
+    select_plan,
+)
 from holdfast.ops.embedding_bag.torch_op import embedding_bag
 from holdfast.ops.scatter.plan import (
     REDUCTIONS,
@@ -52,7 +59,7 @@ __all__ = [
 ]
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _plan(shape, table, dim, width, dtype, index_dtype, device, base, reduce, alpha):
     return select_plan(
         ScatterPlan, device, shape=shape, table=table, dim=dim, width=width, dtype=dtype,
@@ -60,7 +67,7 @@ def _plan(shape, table, dim, width, dtype, index_dtype, device, base, reduce, al
     )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)
+@cached_plan
 def _gather_plan(shape, table, dim, width, dtype, index_dtype, device, bad_index):
     return select_plan(
         GatherPlan, device, shape=shape, table=table, dim=dim, width=width, dtype=dtype,
