@@ -499,7 +499,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         desc, compute, columns = self.desc, self.desc.compute, self.desc.columns
         assert args.dweight is not None and self.starts is not None and self.places is not None
         starts, places = self.starts.offset, self.places.offset
-        sort = RowSort(args.indices, loops(desc.shape, args.indices.stride()), desc)
+        sort = RowSort.of(args.indices, loops(desc.shape, args.indices.stride()), desc)
         of_dout, bags, accumulate = _matrix(args.dout, compute), max(desc.bags, 1), args.accumulate
         how = CHOSEN if self.chosen else PLAIN if args.per_sample_weights is None else TIMES
         if self.divided is None:
@@ -510,13 +510,12 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             compute, (desc.rows, columns, desc.count), source, Rows.of(args.dweight, compute), how=how,
             least_terms=int(accumulate),
         )  # fmt: skip
-
+        sum_rows = sums.after(sort, starts, places, int(desc.by_count))
         of_table = (0, 0, 0) if args.weight is None else _matrix(args.weight, compute)
 
         def run(
             first: int, found: Found, dweight: int, dout: int, indices: int, weights: int, table: int
         ) -> None:
-            ordering = sort.run(indices, first + starts, first + places)
             if self.divided is not None:
                 divided = first + self.divided.offset
                 self.divide((dout, *of_dout), found, divided)
@@ -525,10 +524,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 weights = first + self.chosen.offset
                 self.choose((table, *of_table), found, weights)
             base = dweight if accumulate else 0
-            sums.run(
-                ordering, dweight, dout, rows_of=found.bags, weights=weights, base=base,
-                by_count=int(desc.by_count),
-            )  # fmt: skip
+            sum_rows(first, indices, dweight, dout, found.bags, weights, base)
 
         return run
 

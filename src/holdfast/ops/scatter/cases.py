@@ -126,6 +126,7 @@ PROBLEMS = (
     Problem("rows in lines, sliced", (4, 150), (4, 9), 1, 9,
             layouts=("sliced", "contiguous", "contiguous", "sliced")),
     Problem("more rows in lines, several threads", (9, 4001), (9, 50), 1, 8, base="zeros"),
+    Problem("more rows, ascending, several threads", (600,), (40,), width=9, spread="sorted"),
     Problem("rows, kept", (60,), (70,), width=9, base="kept"),
     Problem("rows, sliced", (130,), (200,), width=9, layouts=("padded rows", "sliced", "sliced", "sliced")),
 )  # fmt: skip

@@ -43,11 +43,11 @@ from holdfast.ops.segment_sum.cpu import (
     KEPT,
     Ordering,
     Rows,
+    RowSort,
     RowSums,
     compile_for,
-    counting_sort,
 )
-from holdfast.ops.segment_sum.cpu_few_terms import FewTerms, filling, is_tall
+from holdfast.ops.segment_sum.cpu_few_terms import FewTerms, Filling, is_tall
 from holdfast.ops.segment_sum.cpu_gather import Lookup, compile_rows
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
@@ -190,6 +190,14 @@ def _rows_of(tensor: torch.Tensor | None, desc: LinesDescriptor) -> Table:
     return table_of((1,), (0,)) if tensor is None else _table(loops(desc.table, tensor.stride()), 0)
 
 
+class _SortUnlessSorted(RowSort):
+    """A ``RowSort`` of rows that may ascend."""
+
+    def run(self, indices: int, starts: int, places: int) -> Ordering:
+        longest = starts_if_sorted(indices, self.count, self.rows, starts)
+        return super().run(indices, starts, places) if longest < 0 else Ordering(starts, 0, longest)
+
+
 class Scatter(IndexedKernel[ScatterDescriptor]):
     """``find_rows``, ``counting_sort`` unless the rows ascend, then ``sum_segments``.
 
@@ -264,37 +272,33 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
             Rows(code, out_table, out_step), Rows(code, input_table, input_step), role, alpha=desc.alpha,
         )  # fmt: skip
 
-        count, number_of_rows, by_count = desc.count, desc.rows, int(desc.by_count)
+        count, by_count = desc.count, int(desc.by_count)
         find = self.find(index_table)
         if self.few is not None:
             columns, few = (desc.columns, out_step, input_step), self.few.sort(4, in_order, -1)
-            fill = filling(args.out, args.input, lambda tensor: _rows_of(tensor, desc), columns)
+            filling = Filling(args.out, args.input, lambda tensor: _rows_of(tensor, desc), columns)
 
             def add_few(first: int, addresses: Sequence[int]) -> int:
                 out, input, index, src = addresses
                 rows = first + self.rows.offset
                 wrong = find(index, rows)
                 if wrong < 0:
-                    fill(out, input)
+                    filling.run(out, input)
                     sums.run(Ordering(*few(first, rows)), out, src, base=input, by_count=by_count)
                 return wrong
 
             return self.launch_of(add_few)
 
+        sort = _SortUnlessSorted(4, in_order, count, desc.rows)
+        sum_rows = sums.after(sort, self.starts.offset, self.places.offset, by_count)
+
         def add(first: int, addresses: Sequence[int]) -> int:
             out, input, index, src = addresses
-            rows, starts = first + self.rows.offset, first + self.starts.offset
-            places = first + self.places.offset
+            rows = first + self.rows.offset
             wrong = find(index, rows)
-            if wrong >= 0:
-                return wrong
-            longest = starts_if_sorted(rows, count, number_of_rows, starts)
-            if longest < 0:
-                longest = counting_sort(rows, 4, in_order, count, number_of_rows, -1, starts, places)
-            else:
-                places = 0
-            sums.run(Ordering(starts, places, longest), out, src, base=input, by_count=by_count)
-            return -1
+            if wrong < 0:
+                sum_rows(first, rows, out, src, base=input)
+            return wrong
 
         return self.launch_of(add)
 

@@ -64,7 +64,7 @@ from holdfast.numerics.cpu_walk import (
     walk_of,
 )
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.cpu_few_terms import FewTerms, filling, is_tall
+from holdfast.ops.segment_sum.cpu_few_terms import FewTerms, Filling, is_tall
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, IndexedKernel, SummingArgs, loops
 
 CHUNK = indexed.CHUNK
@@ -92,9 +92,12 @@ _FEW_COLUMNS, _FEW_BFLOAT16 = 16, 8
 #: output may stay in a cache for its next reader.
 _STREAMED_ZEROS, _STREAMED_OUTPUT = 2**12, 2**25
 
-# A task of ``sum_segments``: 36 numbers, of which the first 18 differ between calls, then alpha. The threads
-# share the first two: the next unit, and the number of threads that have started.
-_NUMBERS, _VARIABLES, _NEXT, _THREAD = 36, 18, 0, 1
+# A task of ``sum_segments``: 42 numbers, of which the first 19 differ between calls, then alpha. The threads
+# share the first two: the next unit, and the number of threads that have started. Last are the numbers of
+# ``RowSort``.
+_NUMBERS, _VARIABLES, _NEXT, _THREAD, _SORT = 42, 19, 0, 1, 37
+# The numbers of a task that are addresses of scratch memory, the workspace and tensors.
+_PLACED = slice(3, 12)
 _Task = task_of(_NUMBERS + 1)
 
 Table = np.ndarray[Any, Any]
@@ -132,12 +135,13 @@ def first_outside(address, item, table, count, rows):
 
 
 @jit
-def _sort(indices, contiguous, table, count, rows, padding, starts, places):
+def _sort(indices, walk, count, rows, padding, starts, places):
     """``counting_sort`` of indices of one type."""
+    contiguous = walk[1] == 1 and offset_at(1, walk) == 1
     for row in range(rows + 2):
         starts[row] = 0
     for n in range(count):
-        index = np.int64(indices[n if contiguous else offset_of(n, table)])
+        index = np.int64(indices[n if contiguous else offset_at(n, walk)])
         if index >= 0 and index < rows and index != padding:
             starts[index + 2] += 1
     most = 0
@@ -146,25 +150,30 @@ def _sort(indices, contiguous, table, count, rows, padding, starts, places):
         starts[row] += starts[row - 1]
     # Now starts[row + 1] is the begin of the row. Each place of the row increments it, up to the row's end.
     for n in range(count):
-        index = np.int64(indices[n if contiguous else offset_of(n, table)])
+        index = np.int64(indices[n if contiguous else offset_at(n, walk)])
         if index >= 0 and index < rows and index != padding:
             places[starts[index + 1]] = n
             starts[index + 1] += 1
     return most
 
 
-@kernel
-def counting_sort(address, item, table, count, rows, padding, starts_at, places_at):
-    """Stable counting sort of the places by row. Returns the maximum number of places of a row."""
+@jit
+def _sort_places(address, item, walk, count, rows, padding, starts_at, places_at):
+    """``counting_sort`` inside a kernel."""
+    outlined()
     starts, places = pointer(starts_at, np.int32), pointer(places_at, np.int32)
-    singles, doubles = pointer(address, np.int32), pointer(address, np.int64)
-    if table.shape[1] == 1 and table[1, 0] == 1:
-        if item == 4:
-            return _sort(singles, True, table, count, rows, padding, starts, places)
-        return _sort(doubles, True, table, count, rows, padding, starts, places)
     if item == 4:
-        return _sort(singles, False, table, count, rows, padding, starts, places)
-    return _sort(doubles, False, table, count, rows, padding, starts, places)
+        return _sort(pointer(address, np.int32), walk, count, rows, padding, starts, places)
+    return _sort(pointer(address, np.int64), walk, count, rows, padding, starts, places)
+
+
+@kernel
+def counting_sort(address, item, walk, count, rows, padding, starts_at, places_at):
+    """Stable counting sort of the places by row. Returns the maximum number of places of a row.
+
+    ``walk`` is the table of the loops over the indices: (address, number of loops).
+    """
+    return _sort_places(address, item, walk, count, rows, padding, starts_at, places_at)
 
 
 @on_demand
@@ -648,13 +657,20 @@ def sum_segments(task):
     ``by_count`` is 0 for no division, 1 to divide each sum by its number of terms, or the address of the
     divisor of each row. ``alpha`` multiplies each sum. ``names`` is the address of the number of each row in
     the output, or 0 if all rows are there.
+
+    ``item`` is 0 if the places are sorted. A thread that is alone may sort them first, as ``counting_sort``,
+    by the ``count`` indices of ``item`` bytes at the address ``indices``.
     """
     (
-        _, _, threads, scratch, starts_at, places, out, source, rows_of, weights, base, by_count, most_terms,
-        shares, long_parts, long_columns, names, rows, columns, part, parts, least_terms, source_kind,
-        source_step, source_table, source_loops, how, chosen_columns, out_kind, out_step, out_table,
-        out_loops, base_step, base_table, base_loops, role, alpha,
+        _, _, threads, scratch, starts_at, places, out, source, rows_of, weights, base, indices, by_count,
+        most_terms, shares, long_parts, long_columns, names, rows, columns, part, parts, least_terms,
+        source_kind, source_step, source_table, source_loops, how, chosen_columns, out_kind, out_step,
+        out_table, out_loops, base_step, base_table, base_loops, role, count, item, index_table,
+        index_loops, padding, alpha,
     ) = task[0]  # fmt: skip
+    if item != 0:
+        walk = (index_table, index_loops)
+        _sort_places(indices, item, walk, count, rows, padding, starts_at, places)
     starts = pointer(starts_at, np.int32)
     work, all_terms = rows + np.int64(starts[rows]), np.int64(starts[rows])
     thread = take(numbers_of(task), _THREAD, 1)
@@ -748,9 +764,9 @@ class RowSums:
             self._columns, part, self._parts, least_terms, source.kind, *source.numbers, how,
             self._columns, out.kind, *out.numbers, *(base or out).numbers, role,
         )  # fmt: skip
-        numbers = np.array([*[0] * _VARIABLES, *constants, 0], np.int64)
-        numbers[-1:].view(one.dtype)[0] = one
-        self._constants = numbers.tobytes()
+        self._template = np.array([*[0] * _VARIABLES, *constants, *[0] * 6], np.int64)
+        self._template[-1:].view(one.dtype)[0] = one
+        self._constants = self._template.tobytes()
 
     def run(
         self,
@@ -776,10 +792,42 @@ class RowSums:
         scratch = _SCRATCH.of_team(threads)
         task = _Task.from_buffer_copy(self._constants)
         task[:_VARIABLES] = (
-            0, 0, threads, scratch, ordering.starts, ordering.places, out, source, rows_of, weights, base,
+            0, 0, threads, scratch, ordering.starts, ordering.places, out, source, rows_of, weights, base, 0,
             by_count, most_terms, shares, long_parts, long_columns, ordering.names, rows,
         )  # fmt: skip
         run_together(self._kernel, task, self._elements)
+
+    def after(self, sort: RowSort, starts: int, places: int, by_count: int = 0) -> Callable[..., None]:
+        """``sort.run``, then ``run``; ``starts`` and ``places`` are offsets in the workspace.
+
+        The function takes the addresses of the workspace and the indices, then those of ``run``.
+        """
+        kernel, elements = self._kernel, self._elements
+        numbers = self._template.copy()
+        numbers[_PLACED.stop : _VARIABLES] = (
+            by_count, self._rows + self._terms, 1, 0, 0, 0, self._rows
+        )  # fmt: skip
+        numbers[2], numbers[_SORT:_NUMBERS] = 1, sort.numbers
+        of_one_thread = numbers.tobytes()
+
+        def run(
+            workspace: int, indices: int, out: int, source: int, rows_of: int = 0, weights: int = 0,
+            base: int = 0,
+        ) -> None:  # fmt: skip
+            starts_at, places_at = workspace + starts, workspace + places
+            if threads_together(elements) > 1:
+                self.run(
+                    sort.run(indices, starts_at, places_at), out, source, rows_of=rows_of, weights=weights,
+                    base=base, by_count=by_count,
+                )  # fmt: skip
+                return
+            task = _Task.from_buffer_copy(of_one_thread)
+            task[_PLACED] = (
+                _SCRATCH.of_thread(), starts_at, places_at, out, source, rows_of, weights, base, indices,
+            )  # fmt: skip
+            kernel.call(task)
+
+        return run
 
 
 def _whole_lines(columns: int, parts: int) -> int:
@@ -790,7 +838,8 @@ def _whole_lines(columns: int, parts: int) -> int:
 @cache
 def compile_for(compute: Float) -> None:
     """Compile the kernels for a compute type."""
-    compile_kernel(counting_sort, 0, 8, table_of((1,), (1,)), 0, -2, -1, 0, 0)
+    table = table_of((1,), (1,))
+    compile_kernel(counting_sort, 0, 8, walk_of(table), 0, -2, -1, 0, 0)
     sum_segments.compiled(number(compute))
 
 
@@ -822,18 +871,11 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
             desc.compute, (desc.rows, desc.columns, desc.count), source, Rows.of(out, desc.compute),
             least_terms=int(accumulate),
         )  # fmt: skip
-        by_count, order = int(desc.by_count), self.order_of(indices, walk)
-        fill = None
-        if self.few is not None and not accumulate:
-            row_table = table_of(out.shape[:1], out.stride()[:1])
-            fill = filling(out, None, lambda tensor: row_table, (desc.columns, out.stride(1), 0))
+        sum_terms = self.few_sum(args, sums, walk) if self.few else self.sum_by_row(args, sums, walk)
 
         def run(stream: int, workspace: int, out: int, terms: int, indices: int) -> None:
             """Sum terms at these addresses, in a workspace at an aligned address."""
-            ordering = order(workspace, indices)
-            if fill is not None:
-                fill(out, 0)
-            sums.run(ordering, out, terms, base=out if accumulate else 0, by_count=by_count)
+            sum_terms(workspace, indices, out, terms, base=out if accumulate else 0)
 
         def launch(stream: Stream, workspace: Workspace, args: SummingArgs, addresses: Sequence[int]) -> None:
             run(0, first_address(workspace), *addresses)
@@ -842,14 +884,29 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
             launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 
-    def order_of(self, indices: torch.Tensor, walk: Space) -> Callable[[int, int], Ordering]:
-        """The sort of indices like these, at the addresses of the workspace and of the indices."""
-        desc = self.desc
-        if self.few is not None:
-            sort_few = self.few.sort(indices.element_size(), _table(walk, 0), desc.padding)
-            return lambda workspace, indices: Ordering(*sort_few(workspace, indices))
-        sort, starts, places = RowSort(indices, walk, desc), self.starts.offset, self.places.offset
-        return lambda workspace, indices: sort.run(indices, workspace + starts, workspace + places)
+    def sum_by_row(self, args: SummingArgs, sums: RowSums, walk: Space) -> Callable[..., None]:
+        """The sum of all rows, at the addresses of the workspace, the indices, the output and the terms."""
+        sort = RowSort.of(args.operands()[2], walk, self.desc)
+        return sums.after(sort, self.starts.offset, self.places.offset, int(self.desc.by_count))
+
+    def few_sum(self, args: SummingArgs, sums: RowSums, walk: Space) -> Callable[..., None]:
+        """As ``sum_by_row``, for few terms."""
+        desc, (out, _, indices) = self.desc, args.operands()
+        assert self.few is not None
+        sort, by_count = (
+            self.few.sort(indices.element_size(), _table(walk, 0), desc.padding),
+            int(desc.by_count),
+        )
+        row_table = table_of(out.shape[:1], out.stride()[:1])
+        filling = Filling(out, None, lambda tensor: row_table, (desc.columns, out.stride(1), 0))
+
+        def run(workspace: int, indices: int, out: int, terms: int, base: int) -> None:
+            ordering = Ordering(*sort(workspace, indices))
+            if not base:
+                filling.run(out, 0)
+            sums.run(ordering, out, terms, base=base, by_count=by_count)
+
+        return run
 
 
 def _table(walk: Space, operand: int) -> Table:
@@ -865,10 +922,18 @@ def raise_outside(indices: torch.Tensor, table: Table, rows: int) -> None:
 
 
 class RowSort:
-    """``counting_sort`` of indices like ``indices``. ``walk`` has their strides first."""
+    """``counting_sort`` of ``count`` indices of ``item`` bytes, which have this table of loops."""
 
-    def __init__(self, indices: torch.Tensor, walk: Space, desc: IndexedDescriptor) -> None:
-        self._layout = indices.element_size(), _table(walk, 0), desc.count, desc.rows, desc.padding
+    def __init__(self, item: int, table: Table, count: int, rows: int, padding: int = -1) -> None:
+        self.count, self.rows, self._table = count, rows, table  # the table is in use
+        #: What the task of ``sum_segments`` holds of this.
+        self.numbers = count, item, *walk_of(table), padding
+        self._layout = item, walk_of(table), count, rows, padding
+
+    @classmethod
+    def of(cls, indices: torch.Tensor, walk: Space, desc: IndexedDescriptor) -> RowSort:
+        """The sort of indices like these. ``walk`` has their strides first."""
+        return cls(indices.element_size(), _table(walk, 0), desc.count, desc.rows, desc.padding)
 
     def run(self, indices: int, starts: int, places: int) -> Ordering:
         """Sort the places of the indices at this address by row."""

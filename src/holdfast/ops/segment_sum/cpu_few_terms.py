@@ -14,10 +14,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import clear, compile_kernel, copy, fence, jit, kernel, pointer, stream_zeros
-from holdfast.backends.threads import parallel
+from holdfast.backends.cpu import (
+    clear,
+    compile_kernel,
+    copy,
+    fence,
+    jit,
+    kernel,
+    numbers_of,
+    pointer,
+    stream_zeros,
+    take,
+    team_kernel,
+)
+from holdfast.backends.private import task_bytes, task_of
+from holdfast.backends.threads import run_together
 from holdfast.core.workspace_layout import WorkspaceLayout
-from holdfast.numerics.cpu_walk import move, offset_of, table_of
+from holdfast.numerics.cpu_walk import move, offset_at, offset_of, table_of, walk_of
 
 #: Bits of a digit of the sort.
 _DIGIT = 11
@@ -26,6 +39,15 @@ _DIGITS = 2**_DIGIT
 _BLOCK = 2**14
 #: Minimum bytes of an output that is cleared by non-temporal stores.
 _STREAMED_OUTPUT = 2**25
+#: Minimum number of rows. Work for every row of a smaller table is done sooner than terms are sorted apart.
+_TALL = 3 * 2**8
+
+# A task of ``fill_rows``: 14 numbers, of which the first 4 differ between calls. The threads share the first,
+# the next row.
+_NUMBERS, _VARIABLES = 14, 4
+_Task = task_of(_NUMBERS)
+#: Ranges of rows per thread.
+_RANGES = 4
 
 Table = np.ndarray[Any, Any]
 
@@ -33,7 +55,7 @@ Table = np.ndarray[Any, Any]
 def is_tall(rows: int, columns: int, count: int, itemsize: int) -> bool:
     """Whether the terms are few. A row with terms is written twice; single elements are summed slowly."""
     least = 32 if columns == 1 else 8 + columns * itemsize // 16
-    return count * least <= rows
+    return rows >= _TALL and count * least <= rows
 
 
 @jit
@@ -112,17 +134,14 @@ def sort_few(address, item, table, count, rows, padding, memory):
     return _starts_of(keys, kept, pointer(starts_at, np.int32), pointer(names_at, np.int32))
 
 
-@kernel
-def fill_rows(first, last, elements, columns, item, out, out_table, out_step, base, base_table, base_step):
-    """Copy the rows ``first`` to ``last`` of the base; zeros if its address is 0.
-
-    A row has ``columns`` elements, except that there are no more than ``elements`` in all.
-    """
+@jit
+def _fill(first, last, elements, columns, item, out, out_walk, out_step, base, base_walk, base_step):
+    """``fill_rows`` of the rows ``first`` to ``last``."""
     streamed = elements * item >= _STREAMED_OUTPUT
     for row in range(first, last):
         count = min(columns, elements - row * columns)
-        target = out + offset_of(row, out_table) * item
-        source = base + offset_of(row, base_table) * item
+        target = out + offset_at(row, out_walk) * item
+        source = base + offset_at(row, base_walk) * item
         if base == 0 and out_step == 1:
             if streamed and count == _BLOCK:
                 stream_zeros(target, count * item)
@@ -135,6 +154,26 @@ def fill_rows(first, last, elements, columns, item, out, out_table, out_step, ba
             copy(target, source, count * item)
         else:
             move(source, base_step, count, target, out_step, item)
+
+
+@team_kernel(_NUMBERS)
+def fill_rows(task):
+    """Copy the rows of the base; zeros if its address is 0. Take ``share`` rows, until none is left.
+
+    A row has ``columns`` elements, except that there are no more than ``elements`` in all.
+    """
+    (
+        _, share, out, base, rows, elements, columns, item, out_table, out_loops, out_step, base_table,
+        base_loops, base_step,
+    ) = task[0]  # fmt: skip
+    while True:
+        first = take(numbers_of(task), 0, share)
+        if first >= rows:
+            break
+        _fill(
+            first, min(first + share, rows), elements, columns, item, out, (out_table, out_loops), out_step,
+            base, (base_table, base_loops), base_step,
+        )  # fmt: skip
     fence()
 
 
@@ -142,7 +181,7 @@ def fill_rows(first, last, elements, columns, item, out, out_table, out_step, ba
 def compile_few() -> None:
     table = table_of((1,), (1,))
     compile_kernel(sort_few, 0, 8, table, 0, 0, -1, (0,) * 7)
-    compile_kernel(fill_rows, 0, 0, 0, 0, 4, 0, table, 1, 0, table, 1)
+    fill_rows.compiled()
 
 
 class FewTerms:
@@ -173,33 +212,42 @@ class FewTerms:
         return run
 
 
-def filling(
-    out: torch.Tensor, base: torch.Tensor | None, rows: Callable[[Any], Table], columns: tuple[int, int, int]
-) -> Callable[[int, int], None]:
-    """``fill_rows`` of the whole output, at the addresses of the output and of the base.
+class Filling:
+    """``fill_rows`` of a whole output, at the addresses of the output and of the base; 0 for zeros.
 
     ``rows`` returns the table of the loops over the rows of a tensor. ``columns`` are the number of columns,
     and their strides in the output and in the base.
     """
-    compile_few()
-    width, out_step, base_step = columns
-    elements, item, out_table, base_table = out.numel(), out.element_size(), rows(out), rows(base)
-    shared = _step_along(out, base)
-    if shared is not None:
-        width, out_step, base_step = _BLOCK, 1, shared
-        number = -(-elements // width)
-        out_table, base_table = table_of((number,), (width,)), table_of((number,), (width * shared,))
-    number = -(-elements // max(width, 1))
 
-    def run(out: int, base: int) -> None:
-        def part(first: int, last: int) -> None:
-            fill_rows(
-                first, last, elements, width, item, out, out_table, out_step, base, base_table, base_step
-            )
+    def __init__(
+        self,
+        out: torch.Tensor,
+        base: torch.Tensor | None,
+        rows: Callable[[Any], Table],
+        columns: tuple[int, int, int],
+    ) -> None:
+        width, out_step, base_step = columns
+        elements, shared = out.numel(), _step_along(out, base)
+        number = -(-elements // max(width, 1))
+        out_table, base_table = rows(out), rows(base)
+        if shared is not None:
+            width, out_step, base_step = _BLOCK, 1, shared
+            number = -(-elements // width)
+            out_table, base_table = table_of((number,), (width,)), table_of((number,), (width * shared,))
+        self._tables = out_table, base_table  # in use
+        self._number, self._elements = number, elements
+        self._kernel = fill_rows.compiled()
+        self._constants = task_bytes(
+            *[0] * _VARIABLES, number, elements, width, out.element_size(), *walk_of(out_table), out_step,
+            *walk_of(base_table), base_step,
+        )  # fmt: skip
 
-        parallel(part, number, elements)
-
-    return run
+    def run(self, out: int, base: int) -> None:
+        """Fill the output at this address, on torch's number of threads."""
+        task = _Task.from_buffer_copy(self._constants)
+        share = -(-self._number // (_RANGES * torch.get_num_threads()))
+        task[:_VARIABLES] = (0, max(share, 1), out, base)
+        run_together(self._kernel, task, self._elements)
 
 
 def _step_along(out: torch.Tensor, base: torch.Tensor | None) -> int | None:
