@@ -182,9 +182,11 @@ def interpolate(
             raise InvalidArgs("recompute_scale_factor is True and size is given; give scale_factor instead.")
         sizes = tuple(whole_number("size", n, 1, LONGEST_AXIS) for n in _each("size", size, axes))
     else:
+        if type(scale_factor) is int:
+            scale_factor = finite_number("scale_factor", scale_factor)  # once for all axes
         factors = _each("scale_factor", scale_factor, axes)
-        scales = tuple(finite_number("scale_factor", factor) for factor in factors)
-        sizes = tuple(_resized(n, factor) for n, factor in zip(input.shape[2:], scales, strict=True))
+        scales = tuple([finite_number("scale_factor", factor) for factor in factors])
+        sizes = tuple(map(_resized, input.shape[2:], scales))
         if recompute_scale_factor or mode == Mode.AREA:
             scales = ()
     return _forward(input, sizes, str(mode), bool(align_corners), antialias, scales)  # type: ignore[no-any-return]
@@ -205,4 +207,6 @@ def _resized(size: Any, factor: float) -> int:
     """The size of an axis of the output, rounded down."""
     if not 0 < factor <= GREATEST_SCALE:
         raise InvalidArgs(f"scale_factor is {factor}; it must be positive and at most {GREATEST_SCALE}.")
+    if type(size) is int:
+        return int(size * factor)
     return torch.sym_int(size * factor)  # type: ignore[no-any-return]
