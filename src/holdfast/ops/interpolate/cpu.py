@@ -11,19 +11,15 @@ kept, since the output rows below use them again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import clear, compile_kernel, copy, jit, kernel, outlined, pointer
+from holdfast.backends.cpu import clear, copy, fence, jit, outlined, pointer, team_kernel
 from holdfast.backends.scratch import Runs, Scratch, step_of
-from holdfast.backends.threads import parallel
-from holdfast.core.dtypes import Float
 from holdfast.core.plan import DescribedKernel, Launch
-from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind
 from holdfast.numerics.cpu_walk import RUN, load_run, number, size_of, store_run
 from holdfast.ops.interpolate import cpu_channels, cpu_planes, cpu_rows
@@ -31,6 +27,20 @@ from holdfast.ops.interpolate import plan as plans
 from holdfast.ops.interpolate.cpu_planes import sizes_of
 from holdfast.ops.interpolate.cpu_rows import LANES, sum_rows, take_row
 from holdfast.ops.interpolate.cpu_sums import add, add_all
+from holdfast.ops.interpolate.cpu_task import (
+    COUNT,
+    EVEN,
+    FIRST,
+    SAME,
+    SHARED,
+    START,
+    VARYING,
+    Resampling,
+    Units,
+    next_range,
+    scratch_of_next,
+    table_at,
+)
 from holdfast.ops.interpolate.tables import Table, each, joined
 
 _RUN_BYTES = 8 * RUN
@@ -41,9 +51,6 @@ _KEPT = _ROWS * _PLANES
 _RUNS = 6 + _PLANES + _KEPT
 _SCRATCH = Scratch("interpolate", Runs(_RUNS, _RUN_BYTES), Runs(2, LANES * _RUN_BYTES))
 _STEP, _WIDE_STEP = step_of(_RUN_BYTES), step_of(LANES * _RUN_BYTES)
-#: Rows of the table: first tap, number of taps, first weight. Then how many elements from this one on have as
-#: many taps, have first taps that are 2 apart, and have up to 2 taps while their numbers vary.
-_FIRST, _COUNT, _START, _SAME, _EVEN, _VARYING = range(6)
 #: Minimum number of such elements that are summed together.
 _VECTOR = 8
 
@@ -84,8 +91,8 @@ def _sum_varying(count, begin, spans, weights, row, values, origin):
     The values start with column ``origin``.
     """
     for i in range(count):
-        taps, start = spans[_COUNT, begin + i], spans[_START, begin + i]
-        first = spans[_FIRST, begin + i] - origin
+        taps, start = spans[COUNT][begin + i], spans[START][begin + i]
+        first = spans[FIRST][begin + i] - origin
         one, two = taps > 0, taps > 1
         total = weights[start if one else 0] * values[first if one else 0]
         total = total if one else row[i]
@@ -97,10 +104,10 @@ def _sum_varying(count, begin, spans, weights, row, values, origin):
 def _sum_any(begin, count, spans, weights, row, values, piece, columns):
     """Add the taps in the columns ``piece`` to ``piece + columns``, whose values these are, to sums."""
     for i in range(count):
-        first = spans[_FIRST, begin + i]
-        start = spans[_START, begin + i] - first
+        first = spans[FIRST][begin + i]
+        start = spans[START][begin + i] - first
         total = row[i]
-        for column in range(max(first, piece), min(first + spans[_COUNT, begin + i], piece + columns)):
+        for column in range(max(first, piece), min(first + spans[COUNT][begin + i], piece + columns)):
             product = weights[start + column] * values[column - piece]
             total = product if column == first else total + product
         row[i] = total
@@ -109,10 +116,10 @@ def _sum_any(begin, count, spans, weights, row, values, piece, columns):
 @jit
 def _fitting(spans, begin, end, columns):
     """The end of the elements from ``begin`` on whose taps are within ``columns`` columns."""
-    last, low, high = spans[_FIRST, begin] + columns, begin, end
+    last, low, high = spans[FIRST][begin] + columns, begin, end
     while low < high:
         middle = (low + high) // 2
-        if spans[_FIRST, middle] + spans[_COUNT, middle] <= last:
+        if spans[FIRST][middle] + spans[COUNT][middle] <= last:
             low = middle + 1
         else:
             high = middle
@@ -127,25 +134,25 @@ def _sum_part(values_at, origin, begin, end, spans, weights, tables_at, row_at, 
     """
     size, i = size_of(like), begin
     while i < end:
-        same = min(spans[_SAME, i], end - i)
-        first = spans[_FIRST, i]
+        same = min(spans[SAME][i], end - i)
+        first = spans[FIRST][i]
         row = pointer(row_at + (i - begin) * size, like)
         values = pointer(values_at + (first - origin) * size, like)
-        taps = np.int64(spans[_COUNT, i])
+        taps = np.int64(spans[COUNT][i])
         if taps == 0 and same >= _VECTOR:  # the sums are cleared
             i += same
             continue
         firsts = pointer(tables_at[0] + i * 4, np.int32)
-        of_first = pointer(tables_at[1] + spans[_START, i] * size, like)
-        if same >= _VECTOR and (taps == 2 or taps == 4) and spans[_EVEN, i] >= same:
+        of_first = pointer(tables_at[1] + spans[START][i] * size, like)
+        if same >= _VECTOR and (taps == 2 or taps == 4) and spans[EVEN][i] >= same:
             _sum_even(same, taps, of_first, row, values)
         elif same >= _VECTOR:
             _sum_same(same, taps, firsts, of_first, row, values)
-        elif spans[_VARYING, i] > same:
-            same = min(spans[_VARYING, i], end - i)
+        elif spans[VARYING][i] > same:
+            same = min(spans[VARYING][i], end - i)
             _sum_varying(same, i, spans, weights, row, pointer(values_at, like), origin)
         else:
-            columns = spans[_FIRST, i + same - 1] + taps - first
+            columns = spans[FIRST][i + same - 1] + taps - first
             _sum_any(i, same, spans, weights, row, values, first, columns)
         i += same
 
@@ -159,23 +166,23 @@ def _sum_row(line, source, begin, count, spans, weights, tables_at, row_at, raw,
     outlined()
     source_kind, step, size = source[1], source[6], size_of(like)
     item, end = source_kind & ITEM_SIZE, begin + count
-    last = spans[_FIRST, end - 1] + spans[_COUNT, end - 1]
+    last = spans[FIRST][end - 1] + spans[COUNT][end - 1]
     in_place = source_kind == item and step == 1
     clear(row_at, count * size)
     i = begin
     while i < end:
-        origin, part_at = spans[_FIRST, i], row_at + (i - begin) * size
+        origin, part_at = spans[FIRST][i], row_at + (i - begin) * size
         stop = end if in_place or last - origin <= RUN else _fitting(spans, i, end, RUN)
         at = line + origin * step * item
         if stop > i:
-            columns = spans[_FIRST, stop - 1] + spans[_COUNT, stop - 1] - origin
+            columns = spans[FIRST][stop - 1] + spans[COUNT][stop - 1] - origin
             if columns > 0:
                 values_at = load_run(at, source_kind, step, columns, raw, wide, like)
                 _sum_part(values_at, origin, i, stop, spans, weights, tables_at, part_at, like)
             i = stop
             continue
         # The taps of this element alone are more than a piece.
-        window_end = origin + spans[_COUNT, i]
+        window_end = origin + spans[COUNT][i]
         for piece in range(origin, window_end, RUN):
             columns = min(RUN, window_end - piece)
             at = line + piece * step * item
@@ -200,7 +207,7 @@ def _pick(source, step, firsts_at, count, target, item):
             pointer(target, np.uint64)[i] = pointer(source, np.uint64)[firsts[i] * step]
 
 
-@kernel
+@jit
 def _resample(
     first, last, sizes, spans, weights, tables_at, out, source, rows, copies, accumulate, scratch, like
 ):
@@ -237,7 +244,7 @@ def _resample(
         of_y, of_z = width + y, width + height + z
         offset = n * out[2] + c * out[3] + z * out[4] + y * out[5] + begin * out_step
         target = out[0] + offset * out_item
-        from_z, from_y = spans[_FIRST, of_z], spans[_FIRST, of_y]
+        from_z, from_y = spans[FIRST][of_z], spans[FIRST][of_y]
         corner = n * source[2] + c * source[3] + from_z * source[4] + from_y * source[5]
         corner_at = source[0] + corner * source_item
         if only_copies:
@@ -247,9 +254,9 @@ def _resample(
                 _pick(corner_at, source[6], tables_at[0] + begin * 4, count, target, out_item)
             before_at, before_target = corner_at, target
             continue
-        taps_y = spans[_COUNT, of_y]
-        taps_z = spans[_COUNT, of_z] if taps_y > 0 else 0
-        start_y, start_z = spans[_START, of_y], spans[_START, of_z]
+        taps_y = spans[COUNT][of_y]
+        taps_z = spans[COUNT][of_z] if taps_y > 0 else 0
+        start_y, start_z = spans[START][of_y], spans[START][of_z]
         one_plane = taps_z == 1 and weights[start_z] == 1
         few_rows, few_planes = 0 < taps_y <= 4, 0 < taps_z <= 4
         sum_at = target if in_place else total_at
@@ -302,25 +309,29 @@ def _resample(
             store_run(total_at, count, target, out_kind, out_step, raw, like)
 
 
-@cache
-def _compile(compute: Float) -> None:
-    like = number(compute)
-    spans, weights = np.zeros((_VARYING + 1, 3), np.int32), np.zeros(3, type(like))
-    tensor = (0, 4, 0, 0, 0, 0, 0)
-    compile_kernel(
-        _resample, 0, 0, (1, 1, 1, 1), spans, weights, (0, 0), tensor, tensor, 0, False, False, 0, like
-    )
-    plane, sizes = tensor[:4], (1,) * 7
-    compile_kernel(cpu_planes.resample_planes, 0, 0, sizes, spans, weights, plane, plane, False, 0, like)
-
-
-@cache
-def _compile_channels(compute: Float) -> None:
-    like, spans = number(compute), np.zeros((_VARYING + 1, 3), np.int32)
-    tensor, weights = (0, 4, 0, 0, 0), np.zeros(3, type(like))
-    compile_kernel(
-        cpu_channels.resample_channels, 0, 0, (1,) * 5, spans, weights, tensor, tensor, False, 0, like
-    )
+@team_kernel(SHARED + 16)
+def resample_rows(task):
+    """Take ranges of units, until none is left. The numbers of its own are sizes, strides, and two flags."""
+    (
+        _, _, threads, scratch, share, out, source, step, units, spans_at, weights_at, columns, kind,
+        accumulate, channels, depth, height, width, out_n, out_c, out_z, out_y, out_x, source_n, source_c,
+        source_z, source_y, source_x, rows, copies, like,
+    ) = task[0]  # fmt: skip
+    scratch = scratch_of_next(task, threads, scratch, step)
+    if scratch == 0:
+        return
+    spans, weights = table_at(spans_at, columns, weights_at, like)
+    while True:
+        first, last = next_range(task, share, units)
+        if first == last:
+            break
+        _resample(
+            first, last, (channels, depth, height, width), spans, weights, (spans_at, weights_at),
+            (out, kind, out_n, out_c, out_z, out_y, out_x),
+            (source, kind, source_n, source_c, source_z, source_y, source_x), rows, copies != 0,
+            accumulate != 0, scratch, like,
+        )  # fmt: skip
+    fence()
 
 
 class _Resample(DescribedKernel[plans.D]):
@@ -332,97 +343,49 @@ class _Resample(DescribedKernel[plans.D]):
         if desc.axes == 1:  # channels are rows; see ``_prepared``
             tables = (tables[0], each(desc.shape[1]), tables[2])
         spans, weights = joined(tables)
-        first, count = spans[_FIRST], spans[_COUNT]
+        first, count = spans[FIRST], spans[COUNT]
         same = _until(np.diff(count) != 0)
         varies = (same < _VECTOR) & (count <= 2)
         varying = np.where(varies, _until(np.diff(varies)), 0)
         self.spans = np.stack([*spans, same, _until(np.diff(first) != 2), varying])
         self.weights = weights.astype(type(number(desc.compute)))
-        self.copies = bool((spans[_COUNT] == 1).all() and (weights == 1).all())
+        self.copies = bool((spans[COUNT] == 1).all() and (weights == 1).all())
         self.by_rows = cpu_rows.serves(*tables)
 
     def tables(self) -> tuple[Table, ...]:
         raise NotImplementedError
 
     def compile(self) -> None:
-        _compile(self.desc.compute)
+        like = number(self.desc.compute)
+        resample_rows.compiled(like)
+        cpu_planes.resample_planes.compiled(like)
 
     def _prepared(self, out: torch.Tensor, source: torch.Tensor, accumulate: bool) -> Launch[Any]:
-        self.compile()
         if out.dim() == 3:  # the channels of a signal are rows of an image
             out, source = out[:, None], source[:, None]
-        compute, spans, weights, copies = self.desc.compute, self.spans, self.weights, self.copies
-        like, code = number(compute), kind(self.desc.dtype, compute.torch)
-        channels, (depth, height, width) = out.shape[1], sizes_of(out)
-        units = self.desc.shape[0] * channels * depth * height * -(-width // RUN)
-        work = out.numel() * int(spans[_COUNT].max())
-        out_strides, source_strides = _strides(out), _strides(source)
-        if (accumulate or not copies) and cpu_planes.serves(out, source):
-            return self._by_plane(out, source, accumulate, like, code)
+        table, code = (self.spans, self.weights), kind(self.desc.dtype, self.desc.compute.torch)
+        most_taps, channels, sizes = int(self.spans[COUNT].max()), out.shape[1], sizes_of(out)
+        if (accumulate or not self.copies) and cpu_planes.serves(out, source):
+            products = max(out.numel(), source.numel()) * most_taps
+            numbers = (channels, *sizes, *sizes_of(source), *out.stride()[:2], *source.stride()[:2])
+            units = Units(out.shape[0] * channels, products)
+            return Resampling(
+                cpu_planes.resample_planes, cpu_planes.SCRATCH, table, units, code, accumulate, numbers
+            ).launch
+        lines, width, products = out.shape[0] * prod(sizes[:2]), sizes[2], out.numel() * most_taps
         if cpu_channels.serves(out, source):
-            return self._by_channels(out, source, accumulate, like, code)
-        tables = (torch.from_numpy(spans).data_ptr(), torch.from_numpy(weights).data_ptr())
+            pixels = cpu_channels.ELEMENTS // channels
+            strides = (*cpu_channels.strides_of(out), *cpu_channels.strides_of(source))
+            return Resampling(
+                cpu_channels.resample_channels, cpu_channels.SCRATCH, table,
+                Units(lines * -(-width // pixels), products), code, accumulate,
+                (channels, *sizes, pixels, *strides),
+            ).launch  # fmt: skip
         rows = sizes_of(source)[1] if self.by_rows else 0
-
-        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-            to = (addresses[0], code, *out_strides)
-            of = (addresses[1], code, *source_strides)
-
-            def part(first: int, last: int) -> None:
-                scratch = _SCRATCH.of_thread()
-                sizes = (channels, depth, height, width)
-                _resample(
-                    first, last, sizes, spans, weights, tables, to, of, rows, copies, accumulate, scratch,
-                    like,
-                )  # fmt: skip
-
-            parallel(part, units, work)
-
-        return launch
-
-    def _by_plane(
-        self, out: torch.Tensor, source: torch.Tensor, accumulate: bool, like: Any, code: int
-    ) -> Launch[Any]:
-        spans, weights, channels = self.spans, self.weights, out.shape[1]
-        sizes = (channels, *sizes_of(out), *sizes_of(source))
-        planes, work = out.shape[0] * channels, max(out.numel(), source.numel()) * int(spans[_COUNT].max())
-        out_strides, source_strides = out.stride()[:2], source.stride()[:2]
-
-        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-            to, of = (addresses[0], code, *out_strides), (addresses[1], code, *source_strides)
-
-            def part(first: int, last: int) -> None:
-                scratch = cpu_planes.SCRATCH.of_thread()
-                cpu_planes.resample_planes(
-                    first, last, sizes, spans, weights, to, of, accumulate, scratch, like
-                )
-
-            parallel(part, planes, work)
-
-        return launch
-
-    def _by_channels(
-        self, out: torch.Tensor, source: torch.Tensor, accumulate: bool, like: Any, code: int
-    ) -> Launch[Any]:
-        _compile_channels(self.desc.compute)
-        spans, weights, channels = self.spans, self.weights, out.shape[1]
-        (depth, height, width), pixels = sizes_of(out), cpu_channels.ELEMENTS // channels
-        units = out.shape[0] * depth * height * -(-width // pixels)
-        work = out.numel() * int(spans[_COUNT].max())
-        out_strides, source_strides = cpu_channels.strides_of(out), cpu_channels.strides_of(source)
-
-        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-            to, of = (addresses[0], code, *out_strides), (addresses[1], code, *source_strides)
-
-            def part(first: int, last: int) -> None:
-                sizes, scratch = (channels, depth, height, width, pixels), cpu_channels.SCRATCH.of_thread()
-                cpu_channels.resample_channels(
-                    first, last, sizes, spans, weights, to, of, accumulate, scratch, like
-                )
-
-            parallel(part, units, work)
-
-        return launch
+        return Resampling(
+            resample_rows, _SCRATCH, table, Units(lines * channels * -(-width // RUN), products), code,
+            accumulate, (channels, *sizes, *_strides(out), *_strides(source), rows, self.copies),
+        ).launch  # fmt: skip
 
 
 def _until(changes: Any) -> Any:

@@ -13,11 +13,20 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import clear, jit, kernel, outlined, pointer
+from holdfast.backends.cpu import clear, fence, jit, outlined, pointer, team_kernel
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.numerics.cpu import ITEM_SIZE
 from holdfast.numerics.cpu_walk import load_run, size_of, store_run
 from holdfast.ops.interpolate.cpu_sums import add, add_all
+from holdfast.ops.interpolate.cpu_task import (
+    COUNT,
+    FIRST,
+    SHARED,
+    START,
+    next_range,
+    scratch_of_next,
+    table_at,
+)
 
 #: Minimum number of channels that are worth a loop, and maximum number of elements of a unit.
 _CHANNELS, ELEMENTS = 8, 2048
@@ -28,8 +37,6 @@ _BYTES = 8 * ELEMENTS
 _RAW, _WIDE, _TOTAL, _PLANE, _KEYS, _TERMS, _FIRST_ROW = range(7)
 SCRATCH = Scratch("interpolate channels", Runs(_FIRST_ROW + _ROWS, _BYTES))
 _STEP = step_of(_BYTES)
-#: Rows of the table: first tap, number of taps, first weight.
-_FIRST, _COUNT, _START = 0, 1, 2
 
 
 def serves(out: torch.Tensor, source: torch.Tensor) -> bool:
@@ -50,8 +57,8 @@ def _sum_pixels(line, kind, begin, count, channels, spans, weights, row_at, raw,
     outlined()
     pixel, size, most = channels * (kind & ITEM_SIZE), size_of(like), ELEMENTS // channels
     for i in range(begin, begin + count):
-        at, start = line + spans[_FIRST, i] * pixel, spans[_START, i]
-        taps, sum_at = spans[_COUNT, i], row_at + (i - begin) * channels * size
+        at, start = line + spans[FIRST][i] * pixel, spans[START][i]
+        taps, sum_at = spans[COUNT][i], row_at + (i - begin) * channels * size
         row = pointer(sum_at, like)
         if taps == 0:
             clear(sum_at, channels * size)
@@ -73,8 +80,8 @@ def _sum_pixels(line, kind, begin, count, channels, spans, weights, row_at, raw,
                 add(row, weights[start + tap], terms, channels, tap == 0)
 
 
-@kernel
-def resample_channels(first, last, sizes, spans, weights, out, source, accumulate, scratch, like):
+@jit
+def _resample(first, last, sizes, spans, weights, out, source, accumulate, scratch, like):
     """Units ``first`` to ``last``. ``sizes`` are C, D, H and W of the output, and the pixels of a unit.
 
     A tensor is (address, kind, strides of n, z and y). The table has the columns of x, then of y, then of z.
@@ -96,9 +103,9 @@ def resample_channels(first, last, sizes, spans, weights, out, source, accumulat
         elements = count * channels
         target = out[0] + (n * out[2] + z * out[3] + y * out[4] + begin * channels) * out_item
         of_y, of_z = width + y, width + height + z
-        from_y, taps_y, start_y = spans[_FIRST, of_y], spans[_COUNT, of_y], spans[_START, of_y]
-        from_z, start_z = spans[_FIRST, of_z], spans[_START, of_z]
-        taps_z = spans[_COUNT, of_z] if taps_y > 0 else 0
+        from_y, taps_y, start_y = spans[FIRST][of_y], spans[COUNT][of_y], spans[START][of_y]
+        from_z, start_z = spans[FIRST][of_z], spans[START][of_z]
+        taps_z = spans[COUNT][of_z] if taps_y > 0 else 0
         corner = n * source[2] + from_z * source[3] + from_y * source[4]
         one_plane = taps_z == 1 and weights[start_z] == 1
         rows = _ROWS if one_plane else _ROWS // _PLANES
@@ -134,3 +141,27 @@ def resample_channels(first, last, sizes, spans, weights, out, source, accumulat
                 total[i] = old[i] + total[i]
         if not in_place:
             store_run(total_at, elements, target, out[1], 1, raw, like)
+
+
+@team_kernel(SHARED + 11)
+def resample_channels(task):
+    """Take ranges of units, until none is left. The numbers of its own are sizes and strides."""
+    (
+        _, _, threads, scratch, share, out, source, step, units, spans_at, weights_at, columns, kind,
+        accumulate, channels, depth, height, width, pixels, out_n, out_z, out_y, source_n, source_z, source_y,
+        like,
+    ) = task[0]  # fmt: skip
+    scratch = scratch_of_next(task, threads, scratch, step)
+    if scratch == 0:
+        return
+    spans, weights = table_at(spans_at, columns, weights_at, like)
+    while True:
+        first, last = next_range(task, share, units)
+        if first == last:
+            break
+        _resample(
+            first, last, (channels, depth, height, width, pixels), spans, weights,
+            (out, kind, out_n, out_z, out_y), (source, kind, source_n, source_z, source_y), accumulate != 0,
+            scratch, like,
+        )  # fmt: skip
+    fence()

@@ -11,10 +11,19 @@ from math import prod
 
 import torch
 
-from holdfast.backends.cpu import clear, jit, kernel, outlined, pointer
+from holdfast.backends.cpu import clear, fence, jit, outlined, pointer, team_kernel
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.numerics.cpu import ITEM_SIZE
 from holdfast.numerics.cpu_walk import load_run, size_of, store_run
+from holdfast.ops.interpolate.cpu_task import (
+    COUNT,
+    FIRST,
+    SHARED,
+    START,
+    next_range,
+    scratch_of_next,
+    table_at,
+)
 
 #: Maximum number of elements of a plane, before and after the sums over each axis.
 _ELEMENTS = 4096
@@ -23,8 +32,6 @@ _WIDTH = 48
 _BYTES = 8 * _ELEMENTS
 SCRATCH = Scratch("interpolate planes", Runs(5, _BYTES))
 _STEP = step_of(_BYTES)
-#: Rows of the table: first tap, number of taps, first weight.
-_FIRST, _COUNT, _START = 0, 1, 2
 
 
 def serves(out: torch.Tensor, source: torch.Tensor) -> bool:
@@ -48,7 +55,7 @@ def _sum_columns(lines, columns, spans, weights, width, values, sums, like):
     """Sums over x: of ``lines`` rows of ``columns`` values, for ``width`` elements each."""
     outlined()
     for i in range(width):
-        first, taps, start = spans[_FIRST, i], spans[_COUNT, i], spans[_START, i]
+        first, taps, start = spans[FIRST][i], spans[COUNT][i], spans[START][i]
         if taps == 1:
             u = weights[start]
             for line in range(lines):
@@ -78,10 +85,10 @@ def _sum_lines(planes, lines, spans, weights, begin, height, count, values_at, s
     size = size_of(like)
     for number in range(planes * height):
         plane, of_line = number // height, begin + number % height
-        taps, start = spans[_COUNT, of_line], spans[_START, of_line]
+        taps, start = spans[COUNT][of_line], spans[START][of_line]
         target_at = sums_at + number * count * size
         target = pointer(target_at, like)
-        first = values_at + (plane * lines + spans[_FIRST, of_line]) * count * size
+        first = values_at + (plane * lines + spans[FIRST][of_line]) * count * size
         if taps == 0:
             clear(target_at, count * size)
             continue
@@ -99,8 +106,8 @@ def _sum_lines(planes, lines, spans, weights, begin, height, count, values_at, s
                 target[i] = target[i] + other * row[i]
 
 
-@kernel
-def resample_planes(first, last, sizes, spans, weights, out, source, accumulate, scratch, like):
+@jit
+def _resample(first, last, sizes, spans, weights, out, source, accumulate, scratch, like):
     """Planes ``first`` to ``last``. ``sizes`` are C and D, H, W of the output, then D, H, W of the input.
 
     A tensor is (address, kind, strides of n and c); its planes are contiguous. The table has the columns of
@@ -111,8 +118,8 @@ def resample_planes(first, last, sizes, spans, weights, out, source, accumulate,
     item, count = kind & ITEM_SIZE, depth * height * width
     raw, wide, old_at = scratch, scratch + _STEP, scratch + 2 * _STEP
     over_x_at, over_y_at = scratch + 3 * _STEP, scratch + 4 * _STEP
-    flat = layers == 1 and depth == 1 and spans[_COUNT, width + height] == 1
-    flat = flat and weights[spans[_START, width + height]] == 1
+    flat = layers == 1 and depth == 1 and spans[COUNT][width + height] == 1
+    flat = flat and weights[spans[START][width + height]] == 1
     for plane in range(first, last):
         n, c = plane // channels, plane % channels
         target = out[0] + (n * out[2] + c * out[3]) * item
@@ -132,3 +139,26 @@ def resample_planes(first, last, sizes, spans, weights, out, source, accumulate,
             for i in range(count):
                 total[i] = old[i] + total[i]
         store_run(total_at, count, target, kind, 1, raw, like)
+
+
+@team_kernel(SHARED + 11)
+def resample_planes(task):
+    """Take ranges of planes, until none is left. The numbers of its own are sizes and strides."""
+    (
+        _, _, threads, scratch, share, out, source, step, units, spans_at, weights_at, columns, kind,
+        accumulate, channels, depth, height, width, layers, rows, old_width, out_n, out_c, source_n, source_c,
+        like,
+    ) = task[0]  # fmt: skip
+    scratch = scratch_of_next(task, threads, scratch, step)
+    if scratch == 0:
+        return
+    spans, weights = table_at(spans_at, columns, weights_at, like)
+    while True:
+        first, last = next_range(task, share, units)
+        if first == last:
+            break
+        _resample(
+            first, last, (channels, depth, height, width, layers, rows, old_width), spans, weights,
+            (out, kind, out_n, out_c), (source, kind, source_n, source_c), accumulate != 0, scratch, like,
+        )  # fmt: skip
+    fence()

@@ -24,6 +24,7 @@ from holdfast.backends.cpu import (
 )
 from holdfast.numerics.cpu import ITEM_SIZE
 from holdfast.numerics.cpu_walk import RUN, load_run, size_of
+from holdfast.ops.interpolate.cpu_task import COUNT, FIRST, START
 from holdfast.ops.interpolate.tables import Table
 
 #: Rows that are summed at once, and the minimum number for which this is faster.
@@ -32,8 +33,6 @@ LANES, FEWEST = 8, 3
 PLANES = 4
 #: Maximum number of taps, and minimum number of elements that have as many, that are faster row by row.
 _FEW_TAPS, _ALIKE = 4, 8
-#: Rows of the table: first tap, number of taps, first weight.
-_FIRST, _COUNT, _START = 0, 1, 2
 
 
 def serves(of_x: Table, of_y: Table, of_z: Table) -> bool:
@@ -86,8 +85,8 @@ def sum_rows(
     """
     outlined()
     kind, step, size = source[1], source[6], size_of(like)
-    end, origin = begin + count, spans[_FIRST, begin]
-    last = spans[_FIRST, end - 1] + spans[_COUNT, end - 1]
+    end, origin = begin + count, spans[FIRST][begin]
+    last = spans[FIRST][end - 1] + spans[COUNT][end - 1]
     columns, sums, weights = pointer(columns_at, like), pointer(sums_at, like), pointer(weights_at, like)
     clear(sums_at, count * LANES * size)
     low = begin
@@ -98,15 +97,15 @@ def sum_rows(
             values = pointer(load_run(at + row * row_bytes, kind, step, width, raw, wide, like), like)
             for column in range(width):
                 columns[LANES * column + row] = values[column]
-        while low < end and spans[_FIRST, low] + spans[_COUNT, low] <= piece:
+        while low < end and spans[FIRST][low] + spans[COUNT][low] <= piece:
             low += 1
         i = low
-        while i < end and spans[_FIRST, i] < piece + width:
-            first = spans[_FIRST, i]
+        while i < end and spans[FIRST][i] < piece + width:
+            first = spans[FIRST][i]
             tap = max(first, piece)
-            taps = min(first + spans[_COUNT, i], piece + width) - tap
+            taps = min(first + spans[COUNT][i], piece + width) - tap
             if taps > 0:
-                start = spans[_START, i] + (tap - first)
+                start = spans[START][i] + (tap - first)
                 _add_products(columns, weights, tap - piece, start, taps, sums, i - begin, tap == first)
             i += 1
 
