@@ -380,6 +380,26 @@ def take(typingctx, numbers, position, amount):
     return types.int64(numbers, types.int64, types.int64), build
 
 
+@jit
+def scratch_of_next(numbers, threads, scratch, size):
+    """The scratch memory of the next thread that starts, of ``size`` bytes; 0 if all ``threads`` have theirs.
+
+    Number 1 of the task counts the threads that have started.
+    """
+    thread = take(numbers, 1, 1)
+    return scratch + thread * size if thread < threads else 0
+
+
+@jit
+def next_range(numbers, share, units):
+    """The first of the next ``share`` units, and their end; both are ``units`` if no unit is left.
+
+    Number 0 of the task counts the units that were taken.
+    """
+    first = min(take(numbers, 0, share), units)
+    return first, min(first + share, units)
+
+
 @emit
 def fence(typingctx):
     """Memory fence: stores before it become visible before stores after it."""

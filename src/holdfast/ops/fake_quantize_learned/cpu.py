@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer, prefetch
-from holdfast.core.dtypes import Float
+from holdfast.backends.cpu import fence, jit, numbers_of, outlined, pointer, prefetch, team_kernel
 from holdfast.core.plan import Launch
 from holdfast.core.segments import segment_length, segments_in_order
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import BOUND_BYTES, first_address
 from holdfast.numerics.cpu import kind, rint, zero, zero_point_kind
-from holdfast.ops.affine.cpu import compute_scalars, shared_tensors
+from holdfast.numerics.cpu_walk import number
+from holdfast.ops.affine.cpu import shared_tensors
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.fake_quantize import cpu as estimators
 from holdfast.ops.fake_quantize.plan import SteKind
@@ -156,55 +156,59 @@ def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, l
 
 
 @jit
-def _backward_tiles(estimate, first, last, walk, sums, learns_zero, limits, accumulate):
-    like = limits[0]
-    for job in range(first, last):
-        place = trees.job_range(walk, job)
-        scale = pointer(trees.load_per_segment(walk, AT.scale, place[0], place[1], like), like)
-        zero_point = pointer(trees.load_per_segment(walk, AT.zero_point, place[0], place[1], like), like)
-        if walk[0][4]:
-            _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
-        else:
-            _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
+def _backward_jobs(estimate, task):
+    """Take ranges of jobs, until none is left. The flag: the zero point is learned."""
+    numbers, like = numbers_of(task), task[0][-1]
+    scratch, reals = trees.thread_scratch(numbers), trees.reals_in(numbers, like)
+    if scratch == 0:
+        return
+    walk, limits = trees.walk_in(numbers, scratch), (reals[trees.SCALARS], reals[trees.SCALARS + 1])
+    sums, learns_zero = (numbers[trees.SUMS], numbers[trees.SUMS + 1]), numbers[trees.FLAG] != 0
+    accumulate = numbers[trees.ACCUMULATE] != 0
+    while True:
+        first, last = trees.next_units(numbers)
+        if first == last:
+            break
+        for job in range(first, last):
+            place = trees.job_range(walk, job)
+            scale = pointer(trees.load_per_segment(walk, AT.scale, place[0], place[1], like), like)
+            zero_point = pointer(trees.load_per_segment(walk, AT.zero_point, place[0], place[1], like), like)
+            if walk[0][4]:
+                _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
+            else:
+                _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
+    fence()
 
 
-@kernel
-def _identity(first, last, walk, sums, learns_zero, limits, accumulate):
-    _backward_tiles(estimators.identity, first, last, walk, sums, learns_zero, limits, accumulate)
+@team_kernel(trees.NUMBERS)
+def _identity(task):
+    _backward_jobs(estimators.identity, task)
 
 
-@kernel
-def _clipped_identity(first, last, walk, sums, learns_zero, limits, accumulate):
-    _backward_tiles(estimators.clipped_identity, first, last, walk, sums, learns_zero, limits, accumulate)
+@team_kernel(trees.NUMBERS)
+def _clipped_identity(task):
+    _backward_jobs(estimators.clipped_identity, task)
 
 
-@kernel
-def _tanh(first, last, walk, sums, learns_zero, limits, accumulate):
-    _backward_tiles(estimators.tanh, first, last, walk, sums, learns_zero, limits, accumulate)
+@team_kernel(trees.NUMBERS)
+def _tanh(task):
+    _backward_jobs(estimators.tanh, task)
 
 
-@kernel
-def _hard_tanh(first, last, walk, sums, learns_zero, limits, accumulate):
-    _backward_tiles(estimators.hard_tanh, first, last, walk, sums, learns_zero, limits, accumulate)
+@team_kernel(trees.NUMBERS)
+def _hard_tanh(task):
+    _backward_jobs(estimators.hard_tanh, task)
 
 
-@kernel
-def _in_range(first, last, walk, sums, learns_zero, limits, accumulate):
-    _backward_tiles(estimators.in_range, first, last, walk, sums, learns_zero, limits, accumulate)
+@team_kernel(trees.NUMBERS)
+def _in_range(task):
+    _backward_jobs(estimators.in_range, task)
 
 
 _BACKWARD: dict[SteKind, Any] = {
     SteKind.IDENTITY: _identity, SteKind.CLIPPED_IDENTITY: _clipped_identity, SteKind.TANH: _tanh,
     SteKind.HARD_TANH: _hard_tanh, SteKind.IN_RANGE: _in_range,
 }  # fmt: skip
-
-
-@cache
-def _compile(ste: SteKind, compute: Float) -> None:
-    compile_kernel(
-        _BACKWARD[ste], 0, 0, trees.empty_walk(), (0, 0), False, compute_scalars(compute, 0, 0), False
-    )
-    trees.compile_for(compute)
 
 
 class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescriptor]):
@@ -218,32 +222,47 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         self.set_workspace(layout)
 
     def compile(self) -> None:
-        _compile(self.desc.ste, self.desc.real.compute)
+        like = number(self.desc.real.compute)
+        _BACKWARD[self.desc.ste].compiled(like)
+        trees.add_block_sums.compiled(like)
 
     def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
-        self.compile()
-        entry, limits = _BACKWARD[desc.ste], compute_scalars(compute, *desc.code_range)
         learns_zero = desc.zero_point_dtype is not None
         shared = (args.dscale, args.dzero_point, args.scale, args.zero_point)
-        found = segments_in_order(desc.view, (args.dx, args.dy, args.x), shared)
+        kinds = [kind(operand.dtype, compute.torch) for operand in self.operands(args)[:-1]]
+        total = trees.TreeSum(
+            _BACKWARD[desc.ste], segments_in_order(desc.view, (args.dx, args.dy, args.x), shared),
+            [*kinds, zero_point_kind(self.operands(args).zero_point.dtype)],
+            (AT.dscale, AT.dzero_point) if learns_zero else (AT.dscale,), self.sums, compute,
+            factor=desc.grad_factor, scalars=desc.code_range, flag=learns_zero, accumulate=args.accumulate,
+        )  # fmt: skip
+
+        def bound(args: Any) -> Callable[..., None]:
+            """A run for args with the host values of these."""
+            scale, zero_point = shared_tensors(args, compute)
+            on_host = isinstance(args.scale, float), not isinstance(args.zero_point, torch.Tensor)
+
+            def run(
+                stream: int, workspace: int, dx: int, dscale: int, dzero_point: int, dy: int, x: int,
+                scale_at: int, zero_at: int,
+            ) -> None:  # fmt: skip
+                total.run(workspace, (
+                    dx, dy, x, dscale, dzero_point or dscale, scale.data_ptr() if on_host[0] else scale_at,
+                    zero_point.data_ptr() if on_host[1] else zero_at,
+                ))  # fmt: skip
+
+            return run
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-            scale, zero_point = shared_tensors(args, compute)
-            dzero_point = args.dscale if args.dzero_point is None else args.dzero_point
-            operands = Operands(
-                dx=args.dx, dy=args.dy, x=args.x, dscale=args.dscale, dzero_point=dzero_point, scale=scale,
-                zero_point=zero_point,
-            )  # fmt: skip
-            kinds = [kind(operand.dtype, compute.torch) for operand in operands[:-1]]
+            bound(args)(0, first_address(workspace), *addresses)
 
-            def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
-                entry(first, last, walk, (sums[0], sums[-1]), learns_zero, limits, args.accumulate)
-
-            trees.launch(
-                first_level, found, operands, [*kinds, zero_point_kind(zero_point.dtype)],
-                (AT.dscale, AT.dzero_point) if learns_zero else (AT.dscale,), self.sums, compute, workspace,
-                factor=desc.grad_factor, accumulate=args.accumulate,
-            )  # fmt: skip
-
+        if self.workspace_size <= BOUND_BYTES:
+            launch.bound = bound  # type: ignore[attr-defined]
         return launch
+
+    def operands(self, args: FakeQuantizeLearnedBackwardArgs) -> Operands:
+        """The operands as tensors; without a gradient of the zero point, that of the scale stands in."""
+        scale, zero_point = shared_tensors(args, self.desc.real.compute)
+        dzero_point = args.dscale if args.dzero_point is None else args.dzero_point
+        return Operands(args.dx, args.dy, args.x, args.dscale, dzero_point, scale, zero_point)

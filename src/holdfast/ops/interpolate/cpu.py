@@ -17,7 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import clear, copy, fence, jit, outlined, pointer, team_kernel
+from holdfast.backends.cpu import (
+    clear,
+    copy,
+    fence,
+    jit,
+    next_range,
+    numbers_of,
+    outlined,
+    pointer,
+    scratch_of_next,
+    team_kernel,
+)
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.numerics.cpu import ITEM_SIZE, kind
@@ -37,8 +48,6 @@ from holdfast.ops.interpolate.cpu_task import (
     VARYING,
     Resampling,
     Units,
-    next_range,
-    scratch_of_next,
     table_at,
 )
 from holdfast.ops.interpolate.tables import Table, each, joined
@@ -317,12 +326,12 @@ def resample_rows(task):
         accumulate, channels, depth, height, width, out_n, out_c, out_z, out_y, out_x, source_n, source_c,
         source_z, source_y, source_x, rows, copies, like,
     ) = task[0]  # fmt: skip
-    scratch = scratch_of_next(task, threads, scratch, step)
+    scratch = scratch_of_next(numbers_of(task), threads, scratch, step)
     if scratch == 0:
         return
     spans, weights = table_at(spans_at, columns, weights_at, like)
     while True:
-        first, last = next_range(task, share, units)
+        first, last = next_range(numbers_of(task), share, units)
         if first == last:
             break
         _resample(

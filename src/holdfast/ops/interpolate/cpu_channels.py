@@ -13,7 +13,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import clear, fence, jit, outlined, pointer, team_kernel
+from holdfast.backends.cpu import (
+    clear,
+    fence,
+    jit,
+    next_range,
+    numbers_of,
+    outlined,
+    pointer,
+    scratch_of_next,
+    team_kernel,
+)
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.numerics.cpu import ITEM_SIZE
 from holdfast.numerics.cpu_walk import load_run, size_of, store_run
@@ -23,8 +33,6 @@ from holdfast.ops.interpolate.cpu_task import (
     FIRST,
     SHARED,
     START,
-    next_range,
-    scratch_of_next,
     table_at,
 )
 
@@ -151,12 +159,12 @@ def resample_channels(task):
         accumulate, channels, depth, height, width, pixels, out_n, out_z, out_y, source_n, source_z, source_y,
         like,
     ) = task[0]  # fmt: skip
-    scratch = scratch_of_next(task, threads, scratch, step)
+    scratch = scratch_of_next(numbers_of(task), threads, scratch, step)
     if scratch == 0:
         return
     spans, weights = table_at(spans_at, columns, weights_at, like)
     while True:
-        first, last = next_range(task, share, units)
+        first, last = next_range(numbers_of(task), share, units)
         if first == last:
             break
         _resample(

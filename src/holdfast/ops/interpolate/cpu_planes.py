@@ -11,7 +11,17 @@ from math import prod
 
 import torch
 
-from holdfast.backends.cpu import clear, fence, jit, outlined, pointer, team_kernel
+from holdfast.backends.cpu import (
+    clear,
+    fence,
+    jit,
+    next_range,
+    numbers_of,
+    outlined,
+    pointer,
+    scratch_of_next,
+    team_kernel,
+)
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.numerics.cpu import ITEM_SIZE
 from holdfast.numerics.cpu_walk import load_run, size_of, store_run
@@ -20,8 +30,6 @@ from holdfast.ops.interpolate.cpu_task import (
     FIRST,
     SHARED,
     START,
-    next_range,
-    scratch_of_next,
     table_at,
 )
 
@@ -149,12 +157,12 @@ def resample_planes(task):
         accumulate, channels, depth, height, width, layers, rows, old_width, out_n, out_c, source_n, source_c,
         like,
     ) = task[0]  # fmt: skip
-    scratch = scratch_of_next(task, threads, scratch, step)
+    scratch = scratch_of_next(numbers_of(task), threads, scratch, step)
     if scratch == 0:
         return
     spans, weights = table_at(spans_at, columns, weights_at, like)
     while True:
-        first, last = next_range(task, share, units)
+        first, last = next_range(numbers_of(task), share, units)
         if first == last:
             break
         _resample(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import TeamKernel, jit, numbers_of, pointer, take
+from holdfast.backends.cpu import TeamKernel, jit, pointer
 from holdfast.backends.private import task_bytes, task_of
 from holdfast.backends.scratch import Scratch
 from holdfast.backends.threads import run_together, threads_together
@@ -24,7 +24,7 @@ FIRST, COUNT, START, SAME, EVEN, VARYING = range(6)
 #: memory, its address, the units of a range, and the addresses of the output and of the source. Then the
 #: scratch bytes of a thread, the number of units, the addresses of the table and of the weights, the columns
 #: of the table, the kind of the elements, and whether the result is added to the output.
-SHARED, _VARIABLES, _NEXT, _STARTED = 14, 7, 0, 1
+SHARED, _VARIABLES = 14, 7
 #: Ranges of units per thread.
 _RANGES = 4
 
@@ -38,20 +38,6 @@ def table_at(spans, columns, weights, like):
         pointer(spans + 16 * columns, np.int32), pointer(spans + 20 * columns, np.int32),
     )  # fmt: skip
     return rows, pointer(weights, like)
-
-
-@jit
-def scratch_of_next(task, threads, scratch, step):
-    """The address of the scratch memory of a thread that starts; 0 if there is none."""
-    thread = take(numbers_of(task), _STARTED, 1)
-    return scratch + thread * step if thread < threads else 0
-
-
-@jit
-def next_range(task, share, units):
-    """The first unit of the next range, and its end; both are ``units`` if no range is left."""
-    first = min(take(numbers_of(task), _NEXT, share), units)
-    return first, min(first + share, units)
 
 
 class Units(NamedTuple):

@@ -71,7 +71,7 @@ MUTANTS = (
     _backward("sums of rows in the place of the first", _CPU,
         "rows_at + place * _STEP, like)",
         "rows_at + slot * _STEP, like)", likely="many taps"),
-    _forward("the last unit lost", "holdfast.ops.interpolate.cpu_task",
+    _forward("the last unit lost", "holdfast.backends.cpu",
         "return first, min(first + share, units)",
         "return first, min(first + share, max(units - 1, first))"),
     _forward("the sums of another part of a row of pixels kept", _CHANNELS,

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer, prefetch
-from holdfast.core.dtypes import Float
+from holdfast.backends.cpu import fence, jit, numbers_of, outlined, pointer, prefetch, team_kernel
 from holdfast.core.plan import Launch
 from holdfast.core.segments import segment_length, segments_in_order
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import BOUND_BYTES, first_address
 from holdfast.numerics.cpu import kind
-from holdfast.ops.affine.cpu import compute_scalars
+from holdfast.numerics.cpu_walk import number
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum import cpu as trees
@@ -65,19 +64,24 @@ def _side_by_side(walk, place, sums, like):
     trees.store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums, like)
 
 
-@kernel
-def _magnitudes(first, last, walk, sums, like):
-    for job in range(first, last):
-        if walk[0][4]:
-            _side_by_side(walk, trees.job_range(walk, job), sums, like)
-        else:
-            _one_by_one(walk, trees.job_range(walk, job), sums, like)
-
-
-@cache
-def _compile(compute: Float) -> None:
-    compile_kernel(_magnitudes, 0, 0, trees.empty_walk(), 0, *compute_scalars(compute, 0))
-    trees.compile_for(compute)
+@team_kernel(trees.NUMBERS)
+def _magnitudes(task):
+    """Take ranges of jobs, until none is left."""
+    numbers, like = numbers_of(task), task[0][-1]
+    scratch, sums = trees.thread_scratch(numbers), numbers[trees.SUMS]
+    if scratch == 0:
+        return
+    walk = trees.walk_in(numbers, scratch)
+    while True:
+        first, last = trees.next_units(numbers)
+        if first == last:
+            break
+        for job in range(first, last):
+            if walk[0][4]:
+                _side_by_side(walk, trees.job_range(walk, job), sums, like)
+            else:
+                _one_by_one(walk, trees.job_range(walk, job), sums, like)
+    fence()
 
 
 class LsqInit(AffineKernel[LsqInitDescriptor]):
@@ -90,22 +94,24 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
         self.set_workspace(layout)
 
     def compile(self) -> None:
-        _compile(self.desc.real.compute)
+        like = number(self.desc.real.compute)
+        _magnitudes.compiled(like)
+        trees.add_block_sums.compiled(like)
 
     def prepare(self, args: LsqInitArgs) -> Launch[LsqInitArgs]:
         desc, compute = self.desc, self.desc.real.compute
-        self.compile()
-        found = segments_in_order(desc.view, (args.x,), (args.scale,))
-        (like,) = compute_scalars(compute, 0)
+        total = trees.TreeSum(
+            _magnitudes, segments_in_order(desc.view, (args.x,), (args.scale,)),
+            [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)], (AT.scale,), self.sums,
+            compute, factor=desc.factor, floor=desc.floor,
+        )  # fmt: skip
 
-        def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
-            _magnitudes(first, last, walk, sums[0], like)
+        def run(stream: int, workspace: int, scale: int, x: int) -> None:
+            total.run(workspace, (x, scale))
 
         def launch(stream: Stream, workspace: Workspace, args: LsqInitArgs, addresses: Sequence[int]) -> None:
-            trees.launch(
-                first_level, found, Operands(x=args.x, scale=args.scale),
-                [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)], (AT.scale,),
-                self.sums, compute, workspace, factor=desc.factor, floor=desc.floor,
-            )  # fmt: skip
+            run(0, first_address(workspace), *addresses)
 
+        if self.workspace_size <= BOUND_BYTES:
+            launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch

@@ -10,22 +10,36 @@ no bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, on_demand, outlined, pointer
+from holdfast.backends.cpu import (
+    TeamKernel,
+    address_of,
+    copy,
+    fence,
+    jit,
+    next_range,
+    numbers_of,
+    on_demand,
+    outlined,
+    pointer,
+    scratch_of_next,
+    team_kernel,
+)
+from holdfast.backends.private import TaskFunction, task_bytes, task_of
 from holdfast.backends.scratch import Runs, Scratch, step_of
-from holdfast.backends.threads import parallel
+from holdfast.backends.threads import run_together, threads_together
 from holdfast.core.dtypes import Float
 from holdfast.core.segments import Segments
-from holdfast.core.stream import Workspace
 from holdfast.core.strided import Space
-from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.cpu import ITEM_SIZE, narrow, widen, zero
+from holdfast.numerics.cpu_walk import number
 from holdfast.ops.tree_sum.blocks import BLOCK, LANES, blocks_of, lanes_of
 
 #: Maximum segments per job when they are side by side, and the minimum to process them side by side.
@@ -37,24 +51,37 @@ RUN = step_of(_RUN_BYTES)
 _LANE_BYTES = COLUMNS * 8
 _LANE = step_of(_LANE_BYTES)
 
-# Columns of the operand table.
+# Parts of the operand table, each with a number for every operand.
 _ADDRESS, _KIND, _LAYOUT = 0, 1, 2
 # Layout of an operand: strided, contiguous along the innermost loop, or contiguous over all segments.
 _STRIDED, _INNER_CONTIGUOUS, _CONTIGUOUS = 0, 1, 2
+
+# A task has these numbers, of which the first 7 differ between calls: the next unit and the number of threads
+# that have started, which the threads share; the number of threads that have scratch memory, its address, the
+# units of a range, and the addresses of the block sums of both trees. Then the scratch bytes of a thread, the
+# number of units, the shape of the jobs, the loops over and within segments, the number of operands, the
+# address of factor, floor and scalars, a flag, whether totals are added to the outputs, and the position of
+# the output. A value of the compute type follows, then the operand table.
+NUMBERS, _VARIABLES, SUMS = 23, 7, 5
+_SHAPE, _OVER, _WITHIN, _OPERANDS, _REALS, FLAG, ACCUMULATE, _OUTPUT = 9, 14, 16, 18, 19, 20, 21, 22
+#: The position of the scalars among the reals.
+SCALARS = 2
+#: Ranges of units per thread.
+_RANGES = 4
 
 
 class Jobs(NamedTuple):
     """The jobs of some segments. ``shape`` is (segments, length, blocks, segments per job, side by side).
 
     ``over`` and ``within`` are the loops over segments and over the elements of a segment: row 0 holds the
-    sizes, row 1 + k the strides of operand k. ``table`` has one row per operand.
+    sizes, row 1 + k the strides of operand k. There is a layout for each operand.
     """
 
     number: int
     shape: tuple[int, int, int, int, bool]
     over: np.ndarray[Any, Any]
     within: np.ndarray[Any, Any]
-    table: np.ndarray[Any, Any]
+    layouts: tuple[int, ...]
 
 
 @lru_cache(maxsize=1024)
@@ -66,13 +93,13 @@ def jobs_of(segments: Segments) -> Jobs:
     # A scratch run must hold a job's elements and also its lanes, which are a power of two per segment.
     per_job = min(COLUMNS, side) if side_by_side else max(1, BLOCK // max(length, lanes_of(length)))
     groups = -(-side // per_job) * (count // side) if side_by_side else -(-count // per_job)
-    table = np.zeros((len(outer.strides), 3), np.int64)
+    layouts = [_STRIDED] * len(outer.strides)
     for operand, steps in enumerate(inner.strides):
         dense = len(outer.sizes) == 1 and len(inner.sizes) == 1 and outer.strides[operand][0] == length
-        table[operand, _LAYOUT] = _STRIDED if steps[-1] != 1 else _CONTIGUOUS if dense else _INNER_CONTIGUOUS
+        layouts[operand] = _STRIDED if steps[-1] != 1 else _CONTIGUOUS if dense else _INNER_CONTIGUOUS
     blocks = blocks_of(length)
     shape = count, length, blocks, per_job, side_by_side
-    return Jobs(groups * blocks, shape, _loops(outer), _loops(inner), table)
+    return Jobs(groups * blocks, shape, _loops(outer), _loops(inner), tuple(layouts))
 
 
 def _loops(space: Space) -> np.ndarray[Any, Any]:
@@ -87,61 +114,74 @@ def workspace_sums(
     return [layout.take(count * blocks_of(length), compute.torch) for _ in range(trees)], layout
 
 
-def launch(
-    first_level: Callable[[int, int, Any, tuple[int, ...]], None],
-    segments: Segments,
-    operands: Sequence[torch.Tensor],
-    kinds: Sequence[int],
-    totals: Sequence[int],
-    sums: Sequence[Region],
-    compute: Float,
-    workspace: Workspace,
-    *,
-    factor: float,
-    floor: float | None = None,
-    accumulate: bool = False,
-) -> None:
-    """Run ``first_level`` over all jobs, then add its block sums to totals.
+class TreeSum:
+    """``first_level`` over all jobs, then the sums of its block sums, for operands of one layout.
 
-    ``first_level`` takes the first and last job, the walk over ``operands``, and the addresses of the block
-    sums of each tree, which are in ``sums``. ``totals`` are the positions in ``operands`` of the outputs, one
-    per tree.
+    ``first_level`` is a ``team_kernel(NUMBERS)``, which gets ``scalars`` and ``flag``. It stores the block
+    sums of each tree in ``sums``, regions of the workspace. ``kinds`` are those of the operands. ``totals``
+    are the positions of the outputs among the operands, one per tree.
     """
-    jobs = jobs_of(segments)
-    count, length, blocks, *_ = jobs.shape
-    table = jobs.table.copy()
-    table[:, _ADDRESS] = [operand.data_ptr() for operand in operands]
-    table[:, _KIND] = kinds
-    base = first_address(workspace)
-    places = tuple(base + region.offset for region in sums)
-    walk, scratch = (jobs.shape, jobs.over, jobs.within, table), scratch_for(len(operands))
 
-    def level(first: int, last: int) -> None:
-        first_level(first, last, (*walk, scratch.of_thread()), places)
+    def __init__(
+        self,
+        first_level: TeamKernel,
+        segments: Segments,
+        kinds: Sequence[int],
+        totals: Sequence[int],
+        sums: Sequence[Region],
+        compute: Float,
+        *,
+        factor: float,
+        floor: float | None = None,
+        scalars: Sequence[float] = (),
+        flag: bool = False,
+        accumulate: bool = False,
+    ) -> None:
+        jobs, like = jobs_of(segments), number(compute)
+        reals = np.array([factor, floor or 0.0, *scalars], type(like))
+        self._kept = jobs, reals  # in use
+        self._sums, self._scratch = [region.offset for region in sums], scratch_for(len(kinds))
+        count, length, blocks, *_ = jobs.shape
 
-    number = np.float64 if compute.bits == 64 else np.float32
-    numbers = number(factor), number(floor or 0.0)
+        def task(units: int, position: int, flag: bool) -> bytes:
+            return task_bytes(
+                *[0] * _VARIABLES, self._scratch.size, units, *jobs.shape, *_walked(jobs.over),
+                *_walked(jobs.within), len(kinds), address_in(reals), flag, accumulate, position, 0,
+                *[0] * len(kinds), *kinds, *jobs.layouts,
+            )  # fmt: skip
 
-    def total(first: int, last: int) -> None:
-        for operand, sums_of_tree in zip(totals, places, strict=True):
-            own = (*walk, scratch.of_thread())
-            add_block_sums(first, last, own, operand, sums_of_tree, *numbers, floor is not None, accumulate)
+        self._task = task_of(NUMBERS + 1 + 3 * len(kinds))
+        self._operands = slice(NUMBERS + 1, NUMBERS + 1 + len(kinds))
+        self._first = first_level.compiled(like), task(jobs.number, 0, flag), jobs.number, count * length
+        adder, floored = add_block_sums.compiled(like), floor is not None
+        self._totals = [(adder, task(count, at, floored), count, count * blocks) for at in totals]
 
-    parallel(level, jobs.number, count * length)
-    parallel(total, count, count * blocks)
+    def run(self, workspace: int, addresses: Sequence[int]) -> None:
+        """Sum operands at these addresses, on torch's number of threads."""
+        places = [workspace + offset for offset in self._sums]
+        self._call(*self._first, places[0], places[-1], addresses)
+        for total, place in zip(self._totals, places, strict=True):
+            self._call(*total, place, place, addresses)
+
+    def _call(
+        self, kernel: TaskFunction, constants: bytes, units: int, elements: int, sums: int, more_sums: int,
+        addresses: Sequence[int],
+    ) -> None:  # fmt: skip
+        threads = threads_together(elements)
+        share = units if threads == 1 else max(-(-units // (_RANGES * threads)), 1)
+        task = self._task.from_buffer_copy(constants)
+        task[:_VARIABLES] = (0, 0, threads, self._scratch.of_team(threads), max(share, 1), sums, more_sums)
+        task[self._operands] = addresses
+        run_together(kernel, task, elements)
 
 
-def empty_walk() -> Any:
-    """A walk without jobs, for compiling a kernel."""
-    none = np.zeros((1, 1), np.int64)
-    return (0, 0, 1, 1, False), none, none, np.zeros((1, 3), np.int64), 0
+def address_in(array: np.ndarray[Any, Any]) -> int:
+    """The address of an array, which must be kept as long as it is used."""
+    return torch.from_numpy(array).data_ptr()
 
 
-@cache
-def compile_for(compute: Float) -> None:
-    """Compile ``add_block_sums``."""
-    number = np.float64 if compute.bits == 64 else np.float32
-    compile_kernel(add_block_sums, 0, 0, empty_walk(), 0, 0, number(0), number(0), False, False)
+def _walked(loops: np.ndarray[Any, Any]) -> tuple[int, int]:
+    return address_in(loops), loops.shape[1]
 
 
 #: Levels of the sum over lanes: single lanes, then one per halving.
@@ -162,14 +202,56 @@ def scratch_for(operands: int) -> Scratch:
     return Scratch("tree_sum", Runs(2 * operands + _RUNS, _RUN_BYTES), Runs(2 * _LANE_RUNS, _LANE_BYTES))
 
 
-# A kernel's ``walk`` is (shape, over, within, table, scratch address). Each operand has two scratch runs: one
-# for stored elements, one for the compute type. The other runs follow.
+# A kernel's ``walk`` is (shape, over, within, table, scratch address, number of operands). Loops are (sizes,
+# strides of all operands, number of loops). Each operand has two scratch runs: one for stored elements, one
+# for the compute type. The other runs follow.
+
+
+@jit
+def _loops_at(address, count):
+    return pointer(address, np.int64), pointer(address + 8 * count, np.int64), count
+
+
+@jit
+def walk_in(numbers, scratch):
+    """The walk of a task, for a thread with this scratch memory."""
+    operands = numbers[_OPERANDS]
+    table = address_of(numbers) + 8 * (NUMBERS + 1)
+    shape = (
+        numbers[_SHAPE], numbers[_SHAPE + 1], numbers[_SHAPE + 2], numbers[_SHAPE + 3],
+        numbers[_SHAPE + 4] != 0,
+    )  # fmt: skip
+    over = _loops_at(numbers[_OVER], numbers[_OVER + 1])
+    within = _loops_at(numbers[_WITHIN], numbers[_WITHIN + 1])
+    rows = (
+        pointer(table, np.int64), pointer(table + 8 * operands, np.int64),
+        pointer(table + 16 * operands, np.int64),
+    )  # fmt: skip
+    return shape, over, within, rows, scratch, operands
+
+
+@jit
+def reals_in(numbers, like):
+    """Factor, floor and scalars of a task."""
+    return pointer(numbers[_REALS], like)
+
+
+@jit
+def thread_scratch(numbers):
+    """The scratch memory of a thread that starts; 0 if it has none."""
+    return scratch_of_next(numbers, numbers[2], numbers[3], numbers[7])
+
+
+@jit
+def next_units(numbers):
+    """The next range of units; an empty one if none is left."""
+    return next_range(numbers, numbers[4], numbers[8])
 
 
 @jit
 def scratch_run(walk, number):
     """Address of a scratch run after those of the operands."""
-    return walk[4] + (2 * len(walk[3]) + number) * RUN
+    return walk[4] + (2 * walk[5] + number) * RUN
 
 
 @jit
@@ -182,7 +264,7 @@ def job_range(walk, job):
     begin = (job - group * blocks) * BLOCK
     first, rest = group * per_job, count - group * per_job
     if side_by_side:
-        side = over[0, over.shape[1] - 1]
+        side = over[0][over[2] - 1]
         parts = (side + per_job - 1) // per_job
         row = group // parts
         part = (group - row * parts) * per_job
@@ -194,12 +276,13 @@ def job_range(walk, job):
 def loop_offset(loops, operand, index):
     """Offset of an operand's element number ``index`` in ``loops``."""
     outlined()
-    offset = 0
-    for d in range(loops.shape[1] - 1, 0, -1):
-        rest = index // loops[0, d]
-        offset += (index - rest * loops[0, d]) * loops[operand + 1, d]
+    sizes, strides, count = loops
+    offset, at = np.int64(0), operand * count
+    for d in range(count - 1, 0, -1):
+        rest = index // sizes[d]
+        offset += (index - rest * sizes[d]) * strides[at + d]
         index = rest
-    return offset + index * loops[operand + 1, 0]
+    return offset + index * strides[at]
 
 
 @on_demand
@@ -221,8 +304,8 @@ def _copy_strided(memory, run, item, step, count, gather):
 def _copy_elements(loops, operand, memory, item, first, count, run, gather):
     """Copy ``count`` elements of ``loops`` from number ``first`` into a run (``gather``), or back."""
     outlined()
-    inner = loops.shape[1] - 1
-    size, step = loops[0, inner], loops[operand + 1, inner]
+    sizes, strides, loop_count = loops
+    size, step = sizes[loop_count - 1], strides[(operand + 1) * loop_count - 1]
     done = 0
     while done < count:
         index = (first + done) % size
@@ -241,10 +324,10 @@ def _copy_elements(loops, operand, memory, item, first, count, run, gather):
 def load_per_segment(walk, operand, first, count, like):
     """An operand with one value per segment: a run of ``count`` values from segment ``first``, widened."""
     outlined()
-    _, over, _, table, scratch = walk
-    kind = table[operand, _KIND]
+    _, over, _, table, scratch, _ = walk
+    kind = table[_KIND][operand]
     item, raw = kind & ITEM_SIZE, scratch + 2 * operand * RUN
-    _copy_elements(over, operand, table[operand, _ADDRESS], item, first, count, raw, True)
+    _copy_elements(over, operand, table[_ADDRESS][operand], item, first, count, raw, True)
     if kind == item:
         return raw
     widen(raw, kind, 0, count, raw + RUN, like)
@@ -267,21 +350,20 @@ def repeat_values(walk, number, shared, segments, count, like):
 def _direct(walk, operand, first, segments, begin, count):
     """Address of a job's elements if they are contiguous in memory; else 0."""
     outlined()
-    _, over, within, table, _ = walk
-    inner = within.shape[1] - 1
-    size, layout = within[0, inner], table[operand, _LAYOUT]
+    _, over, within, table, _, _ = walk
+    size, layout = within[0][within[2] - 1], table[_LAYOUT][operand]
     if layout == _STRIDED or (segments > 1 and layout != _CONTIGUOUS) or begin % max(size, 1) + count > size:
         return 0
     offset = loop_offset(over, operand, first) + loop_offset(within, operand, begin)
-    return table[operand, _ADDRESS] + offset * (table[operand, _KIND] & ITEM_SIZE)
+    return table[_ADDRESS][operand] + offset * (table[_KIND][operand] & ITEM_SIZE)
 
 
 @jit
 def load(walk, operand, first, segments, begin, count, like):
     """A job's elements, segment after segment: a run of the compute type."""
     outlined()
-    _, over, within, table, scratch = walk
-    memory, kind = table[operand, _ADDRESS], table[operand, _KIND]
+    _, over, within, table, scratch, _ = walk
+    memory, kind = table[_ADDRESS][operand], table[_KIND][operand]
     item, raw = kind & ITEM_SIZE, _direct(walk, operand, first, segments, begin, count)
     if raw == 0:
         raw = scratch + 2 * operand * RUN
@@ -299,7 +381,7 @@ def load(walk, operand, first, segments, begin, count, like):
 def result_address(walk, operand, first, segments, begin, count, accumulate):
     """Where a kernel writes a job's results: contiguous memory of the compute type, or else scratch."""
     outlined()
-    kind = walk[3][operand, _KIND]
+    kind = walk[3][_KIND][operand]
     place = _direct(walk, operand, first, segments, begin, count)
     return scratch_run(walk, RESULTS) if accumulate or kind != kind & ITEM_SIZE or place == 0 else place
 
@@ -308,8 +390,8 @@ def result_address(walk, operand, first, segments, begin, count, accumulate):
 def store(walk, operand, first, segments, begin, count, run, accumulate, like):
     """Copy a job's results from ``run`` to the operand, or add them to it; nothing if they are there."""
     outlined()
-    _, over, within, table, scratch = walk
-    memory, kind = table[operand, _ADDRESS], table[operand, _KIND]
+    _, over, within, table, scratch, _ = walk
+    memory, kind = table[_ADDRESS][operand], table[_KIND][operand]
     item, place = kind & ITEM_SIZE, _direct(walk, operand, first, segments, begin, count)
     if run == place:
         return
@@ -333,17 +415,17 @@ def store(walk, operand, first, segments, begin, count, run, accumulate, like):
 def _row_place(walk, operand, first, element):
     """Address of element number ``element`` of segment ``first``."""
     outlined()
-    _, over, within, table, _ = walk
+    _, over, within, table, _, _ = walk
     offset = loop_offset(over, operand, first) + loop_offset(within, operand, element)
-    return table[operand, _ADDRESS] + offset * (table[operand, _KIND] & ITEM_SIZE)
+    return table[_ADDRESS][operand] + offset * (table[_KIND][operand] & ITEM_SIZE)
 
 
 @jit
 def load_row(walk, operand, first, segments, element, like):
     """Element number ``element`` of each of ``segments`` segments side by side: a run of the compute type."""
     outlined()
-    _, over, _, table, scratch = walk
-    kind, step = table[operand, _KIND], over[operand + 1, over.shape[1] - 1]
+    _, over, _, table, scratch, _ = walk
+    kind, step = table[_KIND][operand], over[1][(operand + 1) * over[2] - 1]
     item, raw = kind & ITEM_SIZE, _row_place(walk, operand, first, element)
     if step != 1:
         run = scratch + 2 * operand * RUN
@@ -360,7 +442,7 @@ def load_row(walk, operand, first, segments, element, like):
 def row_result_address(walk, operand, first, element, accumulate):
     """As ``result_address``, for one element of each segment side by side, which are contiguous."""
     outlined()
-    kind = walk[3][operand, _KIND]
+    kind = walk[3][_KIND][operand]
     if accumulate or kind != kind & ITEM_SIZE:
         return scratch_run(walk, RESULTS)
     return _row_place(walk, operand, first, element)
@@ -370,7 +452,7 @@ def row_result_address(walk, operand, first, element, accumulate):
 def store_row(walk, operand, first, segments, element, run, accumulate, like):
     """As ``store``, for one element of each segment side by side."""
     outlined()
-    kind, place = walk[3][operand, _KIND], _row_place(walk, operand, first, element)
+    kind, place = walk[3][_KIND][operand], _row_place(walk, operand, first, element)
     if run == place:
         return
     if accumulate:
@@ -485,11 +567,11 @@ def _total(sums, start, count, walk, like):
     return sums[start]
 
 
-@kernel
-def add_block_sums(first, last, walk, operand, sums, factor, floor, floored, accumulate):
+@jit
+def _add_block_sums(first, last, walk, operand, sums, factor, floor, floored, accumulate):
     """Add the block sums of segments ``first`` to ``last`` and store the totals."""
-    _, over, _, table, scratch = walk
-    blocks, kind = walk[0][2], table[operand, _KIND]
+    _, over, _, table, scratch, _ = walk
+    blocks, kind = walk[0][2], table[_KIND][operand]
     item, raw = kind & ITEM_SIZE, scratch + 2 * operand * RUN
     for begin in range(first, last, BLOCK):
         count = min(BLOCK, last - begin)
@@ -507,4 +589,23 @@ def add_block_sums(first, last, walk, operand, sums, factor, floor, floored, acc
             copy(raw, scratch_run(walk, RESULTS), count * item)
         else:
             narrow(scratch_run(walk, RESULTS), count, kind, raw, factor)
-        _copy_elements(over, operand, table[operand, _ADDRESS], item, begin, count, raw, False)
+        _copy_elements(over, operand, table[_ADDRESS][operand], item, begin, count, raw, False)
+
+
+@team_kernel(NUMBERS)
+def add_block_sums(task):
+    """Take ranges of segments and add their block sums, until none is left. The flag: there is a floor."""
+    numbers, reals = numbers_of(task), reals_in(numbers_of(task), task[0][-1])
+    scratch = thread_scratch(numbers)
+    if scratch == 0:
+        return
+    walk = walk_in(numbers, scratch)
+    while True:
+        first, last = next_units(numbers)
+        if first == last:
+            break
+        _add_block_sums(
+            first, last, walk, numbers[_OUTPUT], numbers[SUMS], reals[0], reals[1], numbers[FLAG] != 0,
+            numbers[ACCUMULATE] != 0,
+        )  # fmt: skip
+    fence()
