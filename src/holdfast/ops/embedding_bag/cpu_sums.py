@@ -45,8 +45,8 @@ MOST_TERMS = CHUNK * CHUNK
 #: not fit into the caches take longer; more of them can be on the way to the second level.
 _AHEAD, _TERMS_AHEAD, _LEVEL = 1024, (16, 64), 1
 _FAR_AHEAD, _FAR_TERMS_AHEAD, _FAR_LEVEL = 4096, (32, 128), 2
-#: Minimum bytes of such a table.
-_FAR_FROM = 2**26
+#: Minimum bytes of a table whose rows are prefetched, and of a table that does not fit into the caches.
+_NEAR_FROM, _FAR_FROM = 2**24, 2**26
 #: Bags whose columns are summed before the next columns.
 BATCH = 64
 #: Ranges of bags per thread. A thread that ends a range takes the next one.
@@ -112,11 +112,17 @@ def _column_sums(columns: int) -> Any:
             either = builder.or_(builder.ptrtoint(table, count), row_bytes)
             is_ragged = builder.icmp_signed("!=", builder.and_(either, count(LINE - 1)), count(0))
 
-            is_far = builder.icmp_unsigned(">=", builder.mul(rows, row_bytes), count(_FAR_FROM))
+            table_bytes = builder.mul(rows, row_bytes)
+            is_near = builder.icmp_unsigned(">=", table_bytes, count(_NEAR_FROM))
+            is_far = builder.icmp_unsigned(">=", table_bytes, count(_FAR_FROM))
             final = builder.sub(indices_count, count(1))
 
             def prefetch_after(place):
-                """Prefetch the row of a later term, or of the last one."""
+                """Prefetch the row of a later term, or of the last one, unless the table is small."""
+                with builder.if_then(is_near):
+                    prefetch_ahead(place)
+
+            def prefetch_ahead(place):
                 near = count(min(max(_AHEAD // columns, _TERMS_AHEAD[0]), _TERMS_AHEAD[1]))
                 far = count(min(max(_FAR_AHEAD // columns, _FAR_TERMS_AHEAD[0]), _FAR_TERMS_AHEAD[1]))
                 ahead = builder.add(place, builder.select(is_far, far, near))
