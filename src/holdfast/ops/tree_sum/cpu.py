@@ -15,7 +15,6 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from holdfast.backends.cpu import (
     TeamKernel,
@@ -39,7 +38,7 @@ from holdfast.core.segments import Segments
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.cpu import ITEM_SIZE, narrow, widen, zero
-from holdfast.numerics.cpu_walk import number
+from holdfast.numerics.cpu_walk import number, walk_of
 from holdfast.ops.tree_sum.blocks import BLOCK, LANES, blocks_of, lanes_of
 
 #: Maximum segments per job when they are side by side, and the minimum to process them side by side.
@@ -138,15 +137,15 @@ class TreeSum:
         accumulate: bool = False,
     ) -> None:
         jobs, like = jobs_of(segments), number(compute)
-        reals = np.array([factor, floor or 0.0, *scalars], type(like))
+        reals = np.array([[factor, floor or 0.0, *scalars]], type(like))
         self._kept = jobs, reals  # in use
         self._sums, self._scratch = [region.offset for region in sums], scratch_for(len(kinds))
         count, length, blocks, *_ = jobs.shape
 
         def task(units: int, position: int, flag: bool) -> bytes:
             return task_bytes(
-                *[0] * _VARIABLES, self._scratch.size, units, *jobs.shape, *_walked(jobs.over),
-                *_walked(jobs.within), len(kinds), address_in(reals), flag, accumulate, position, 0,
+                *[0] * _VARIABLES, self._scratch.size, units, *jobs.shape, *walk_of(jobs.over),
+                *walk_of(jobs.within), len(kinds), walk_of(reals)[0], flag, accumulate, position, 0,
                 *[0] * len(kinds), *kinds, *jobs.layouts,
             )  # fmt: skip
 
@@ -168,20 +167,11 @@ class TreeSum:
         addresses: Sequence[int],
     ) -> None:  # fmt: skip
         threads = threads_together(elements)
-        share = units if threads == 1 else max(-(-units // (_RANGES * threads)), 1)
+        share = units if threads == 1 else -(-units // (_RANGES * threads))
         task = self._task.from_buffer_copy(constants)
         task[:_VARIABLES] = (0, 0, threads, self._scratch.of_team(threads), max(share, 1), sums, more_sums)
         task[self._operands] = addresses
         run_together(kernel, task, elements)
-
-
-def address_in(array: np.ndarray[Any, Any]) -> int:
-    """The address of an array, which must be kept as long as it is used."""
-    return torch.from_numpy(array).data_ptr()
-
-
-def _walked(loops: np.ndarray[Any, Any]) -> tuple[int, int]:
-    return address_in(loops), loops.shape[1]
 
 
 #: Levels of the sum over lanes: single lanes, then one per halving.
