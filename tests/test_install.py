@@ -680,6 +680,26 @@ def test_an_exported_program_calls_the_operators_of_torch() -> None:
         assert served("upsample_bilinear2d") == before + 1
 
 
+@pytest.mark.filterwarnings("default::FutureWarning")
+@pytest.mark.parametrize("mode", ["nearest-exact", "linear", "bilinear", "bicubic"])
+def test_a_decomposed_program_is_that_of_torch(mode: str) -> None:
+    antialias = mode in ("bilinear", "bicubic")
+    x = image(1, 2, 4) if mode == "linear" else image(1, 2, 4, 4)
+
+    class Resized(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            small = F.interpolate(x, scale_factor=0.5, mode=mode, antialias=antialias)
+            return F.interpolate(small, scale_factor=4, mode=mode)
+
+    def targets() -> list[str]:
+        program = torch.export.export(Resized(), (x.detach(),)).run_decompositions()
+        return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+    expected = targets()
+    with hf.installed():
+        assert targets() == expected
+
+
 def test_few_terms_on_the_cpu_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     table, index = torch.zeros(4, 8), torch.tensor([1, 1, 3])
