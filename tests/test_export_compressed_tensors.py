@@ -249,6 +249,15 @@ def test_what_the_format_lacks_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_missing_scale_is_named(tmp_path: Path) -> None:
+    model = hf.qat.prepare(network(), hf.qat.preset("w8a8"))
+    with pytest.raises(hf.InvalidArgs, match=r"the input of 0\.weight has no scale: its quantizer"):
+        hf.export.compressed_tensors(model, tmp_path / "out")
+    with pytest.raises(hf.InvalidArgs, match="model is a str; it must be a torch"):
+        hf.export.compressed_tensors("model", tmp_path / "out")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 def test_quantizers_that_are_switched_off_are_refused(tmp_path: Path) -> None:
     """The file would say that the model computes with codes."""
     model = prepared(hf.qat.preset("w8a8"))

@@ -134,6 +134,10 @@ def unobserved_weight(model: nn.Module) -> None:
     hf.qat.convert(hf.qat.prepare(model, hf.qat.Config(weight=hf.qat.Quantizer(mode="ema"))))
 
 
+def unobserved_codes(model: nn.Module) -> None:
+    hf.qat.quantized_weights(hf.qat.prepare(model, hf.qat.Config(weight=hf.qat.Quantizer(mode="ema"))))
+
+
 def nan_in_a_weight(model: Any) -> None:
     model.head[0].weight.data[0, 0] = float("nan")
     hf.qat.convert(hf.qat.prepare(model, hf.qat.Config(weight=hf.qat.Quantizer(mode="fixed", scale=1.0))))
@@ -190,6 +194,7 @@ def integer_weight(model: Any) -> None:
         (unobserved_input, "the input of 'head.0' has no scale: its quantizer has seen no training batch"),
         (unobserved_weight, "embed.weight has no scale"),
         (unobserved_weight, "is never called, prepare its weight with another mode than"),
+        (unobserved_codes, "embed.weight has no scale: its quantizer has seen no training batch"),
         (nan_in_a_weight, "head.0.weight has NaN in it, which has no code"),
         (nan_and_learned, "head.0.weight cannot be quantized as configured: the scale cannot be initialized"),
         (other_parametrization, "head.0.weight has the parametrization _WeightNorm; remove it first"),

@@ -18,6 +18,7 @@ from holdfast.qat.quantized import (
     parametrized_weights,
     quantized,
     require_quantization,
+    without_scale,
 )
 from holdfast.qat.quantized_tensor import QuantizedTensor
 from holdfast.qat.quantizers import WeightQuantizer
@@ -100,7 +101,6 @@ def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) 
 
 def _unobserved(what: str, advice: str) -> str:
     return (
-        f"{what} has no scale: its quantizer has seen no training batch that it could use. Train the model, "
-        "or load its state; to load a converted state, pass for_loading=True. If the layer is never called, "
-        f"{advice}. The model is unchanged."
+        f"{without_scale(what)} Train the model, or load its state; to load a converted state, pass "
+        f"for_loading=True. If the layer is never called, {advice}. The model is unchanged."
     )

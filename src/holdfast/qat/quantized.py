@@ -26,6 +26,8 @@ def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> Qu
     weight, made, record = full_tensor(weight.detach()), quantizer.fake_quantize, quantizer.quantizer
     if not weight.is_meta and bool(weight.isnan().any()):
         raise InvalidArgs(f"{name} has NaN in it, which has no code; repair the weight first.")
+    if not quantizer.is_set():
+        raise InvalidArgs(f"{without_scale(name)} Train the model, or load its state.")
     scale, zero_point = made.evaluation_scale(weight)
     shape = made.granularity.view(tuple(weight.shape)).scale_shape
     # Copies: the scale may be a parameter, and training changes it while the codes stay as they are.
@@ -39,6 +41,11 @@ def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> Qu
     )  # fmt: skip
     stored = scale.to(record.scale_dtype or scale.dtype)
     return QuantizedTensor(codes, stored, zero_point, record.format, made.granularity, weight.dtype)
+
+
+def without_scale(what: str) -> str:
+    """The begin of an error for a weight or an input without a scale."""
+    return f"{what} has no scale: its quantizer has seen no training batch that it could use."
 
 
 def parametrized_weights(model: nn.Module) -> Iterator[tuple[str, ParametrizationList]]:
