@@ -586,6 +586,10 @@ def mixed(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros(5, 3).index_add(0, torch.tensor([1, 1, 1, 0]), x)
 
 
+def taken(x: torch.Tensor) -> torch.Tensor:
+    return x.take(torch.tensor([1, 1, 14]))
+
+
 def compiled_gradients(function: Any, x: torch.Tensor, **options: Any) -> tuple[list[torch.Tensor], set[str]]:
     """The results of compiled code, and the names of the operators that it calls."""
     torch._dynamo.reset()
@@ -607,8 +611,9 @@ def compiled_gradients(function: Any, x: torch.Tensor, **options: Any) -> tuple[
         (embedded, (5, 3), False, {"holdfast::embedding_backward"}),
         (gathered, (5, 3), True, {"aten::scatter_reduce_", "aten::_index_put_impl_"}),
         (mixed, (4, 3), True, {"aten::_index_put_impl_"}),
+        (taken, (5, 3), True, {"aten::_index_put_impl_"}),
     ],
-    ids=["interpolate", "interpolate with the flag", "embedding", "gather", "index_add"],
+    ids=["interpolate", "interpolate with the flag", "embedding", "gather", "index_add", "take"],
 )
 def test_compiled_code_uses_the_kernels(
     function: Any, shape: tuple[int, ...], flag: bool, operators: set[str]
@@ -626,6 +631,24 @@ def test_compiled_code_uses_the_kernels(
         torch.use_deterministic_algorithms(False)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "operator"),
+    [
+        (lambda x: F.grid_sample(x, grid(), align_corners=False), (2, 3, 4, 4), "grid_sampler_2d"),
+        (lambda x: F.affine_grid(x, [2, 1, 4, 4], False), (2, 2, 3), "affine_grid_generator"),
+        (lambda x: F.adaptive_avg_pool2d(x, 3), (2, 3, 7, 7), "_adaptive_avg_pool2d"),
+        (lambda x: F.adaptive_avg_pool3d(x, 3), (2, 3, 7, 7, 7), "_adaptive_avg_pool3d"),
+        (lambda x: torch.zeros(6).put(torch.tensor([1, 1, 4]), x, accumulate=True), (3,), "put_"),
+    ],
+)
+def test_status_says_whether_compiled_code_calls_an_operator(
+    function: Any, shape: tuple[int, ...], operator: str
+) -> None:
+    with hf.installed():
+        _, called = compiled_gradients(function, image(*shape))
+        assert f"aten::{operator}" in called or not hf.status()[operator].compiled.startswith("yes")
 
 
 def test_a_backward_pass_in_a_compiled_step_compiles_no_kernel() -> None:
