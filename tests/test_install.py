@@ -160,6 +160,20 @@ def test_status_knows_every_name_of_its_table() -> None:
     assert all(status[row.operator] is row for row in status)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("index_put", "'index_put' is a family of operators; ask for one, such as _index_put_impl_; "),
+        ("upsample_bilinear", "'upsample_bilinear' is no operator that can be replaced; ask for one, such"),
+        ("qr", "'qr' is no operator that can be replaced; print(hf.status()) lists all operators."),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_known_ones(name: str, said: str) -> None:
+    with pytest.raises(KeyError) as error:
+        hf.status()[name]
+    assert error.value.args[0].startswith(said)
+
+
 def test_status_counts_calls_and_reasons() -> None:
     hf.install()
     upsampled(image(1, 1, 4, 4)).sum().backward()
