@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fresh
 import holdfast as hf
-from holdfast.install import catalogue, private, scatter
+from holdfast.install import catalogue, frame, private, scatter
 from holdfast.install.interpolate import UPSAMPLE
 from holdfast.install.operators import Operator
+from holdfast.install.serving import PassOn
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +115,36 @@ def test_with_blocks_of_threads_end_in_any_order() -> None:
         assert hf.status()["embedding_dense_backward"].installed is (other is None)
         second.__exit__(None, None, None)
         assert not any(row.installed for row in hf.status())
+
+
+def test_blocks_leave_a_bounded_number_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are running stay until they have returned."""
+    monkeypatch.setattr(frame, "MOST_REMOVED", 3)
+    monkeypatch.setattr(frame, "_removed", [])
+    enter, leave = threading.Event(), threading.Event()
+
+    def wait(*given: Any) -> Any:
+        enter.set()
+        assert leave.wait(60)
+        raise PassOn("it has waited")
+
+    operator = catalogue.catalogue()["upsample_bilinear2d"]
+    with monkeypatch.context() as patch:
+        patch.setitem(catalogue.catalogue(), operator.name, replace(operator, serve=wait))
+        with hf.installed(include=[operator.name]):
+            thread = threading.Thread(target=upsampled, args=(image(1, 1, 4, 4).detach(),))
+            thread.start()
+            assert enter.wait(60)
+    (running,) = frame._removed
+    for _ in range(8):
+        with hf.installed(include=["upsample_bilinear2d"]):
+            pass
+    assert len(frame._removed) == 4 and frame._removed[0] is running
+    leave.set()
+    thread.join()
+    with hf.installed(include=["upsample_bilinear2d"]):
+        pass
+    assert len(frame._removed) == 3 and running not in frame._removed
 
 
 def test_install_within_a_block_holds_until_its_end() -> None:
