@@ -214,6 +214,7 @@ def test_status_counts_calls_and_reasons() -> None:
     assert (row.served, row.passed_on) == (1, {"the dtype is torch.uint8": 1})
     assert served("upsample_bilinear2d_backward") == 1
     text = str(hf.status())
+    assert repr(hf.status()) == text
     assert "the dtype is torch.uint8" in text and "upsample_bilinear2d_backward" in text
 
 

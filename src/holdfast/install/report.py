@@ -32,9 +32,9 @@ class OperatorStatus:
     compiled: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Status:
-    """Every operator that can be replaced. ``str`` is a table."""
+    """Every operator that can be replaced. It prints as a table."""
 
     operators: tuple[OperatorStatus, ...]
 
@@ -54,7 +54,7 @@ class Status:
             raise KeyError(f"{name!r} is {kind}; {advice}print(hf.status()) lists all operators.")
         return found[name]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         head = ("operator", "family", "installed", "dtypes", "sizes", "served", "passed on", "compiled")
         rows = [head, *(_cells(name, list(same)) for name, same in groupby(self.operators, _base))]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
