@@ -9,6 +9,7 @@ from torch import nn
 
 from holdfast.core.checks import require_bool
 from holdfast.core.errors import HoldfastError, InvalidArgs
+from holdfast.nn.sharded import is_sharded
 from holdfast.qat.batch_norm import check_folds, finish_fold
 from holdfast.qat.dequantizer import Dequantizer, as_laid_out
 from holdfast.qat.layers import require_module
@@ -61,6 +62,11 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
         require_quantization(model)
     for name, parametrizations in found:
         quantizer, weight = parametrizations[-1], float_weight(parametrizations)
+        if is_sharded(weight):
+            raise InvalidArgs(
+                f"{name} is a DTensor; load the full state_dict into a prepared model of one process, and "
+                "convert that. The model is unchanged."
+            )
         if id(quantizer) not in converted:
             tensor = _tensor(quantizer, weight, name, for_loading)
             made = Dequantizer(tensor)
