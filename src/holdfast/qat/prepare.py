@@ -103,7 +103,7 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     device = tensors[0].device if tensors else torch.get_default_device()
     activation = target.config.activation
     shape = expected_scale_shape(activation.granularity, target.module)
-    return ActivationQuantizer(activation, target.layer.inputs, device, shape)
+    return ActivationQuantizer(activation, target.layer.inputs, device, shape, target.name)
 
 
 def _weight_quantizers(
