@@ -576,12 +576,18 @@ def test_inputs_of_a_subclass_are_quantized_by_its_own_names() -> None:
         def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             return super().forward(*args, **kwargs)
 
+    class Named(nn.Linear):
+        def forward(self, *, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x)
+
     torch.manual_seed(0)
     x = torch.randn(3, 4)
     for model, name in ((Scaled(4, 4), "x"), (Wrapped(4, 4), "input")):
         hf.qat.prepare(model, hf.qat.preset("w8a8-dynamic"))
         expected = nn.functional.linear(hf.dynamic_fake_quantize(x), model.weight, model.bias)
         assert same(model(x), expected) and same(model(**{name: x}), expected)
+    named = hf.qat.prepare(Named(4, 4), hf.qat.preset("w8a8-dynamic"))
+    assert same(named(x=x), nn.functional.linear(hf.dynamic_fake_quantize(x), named.weight, named.bias))
 
 
 def test_an_error_names_the_layer() -> None:

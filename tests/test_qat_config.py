@@ -130,6 +130,10 @@ def unobserved_input(model: nn.Module) -> None:
     hf.qat.convert(hf.qat.prepare(model, {"head": hf.qat.preset("w8a8")}))
 
 
+def unobserved_input_of_a_layer(model: nn.Module) -> None:
+    hf.qat.convert(hf.qat.prepare(nn.Linear(4, 4), hf.qat.preset("w8a8")))
+
+
 def unobserved_weight(model: nn.Module) -> None:
     hf.qat.convert(hf.qat.prepare(model, hf.qat.Config(weight=hf.qat.Quantizer(mode="ema"))))
 
@@ -192,6 +196,7 @@ def integer_weight(model: Any) -> None:
         (converted_twice, "the model has no layer to convert; call hf.qat.prepare first, and convert once"),
         (hf.qat.convert, "the model has no layer to convert; call hf.qat.prepare first"),
         (unobserved_input, "the input of 'head.0' has no scale: its quantizer has seen no training batch"),
+        (unobserved_input_of_a_layer, "the input of the model has no scale"),
         (unobserved_weight, "embed.weight has no scale"),
         (unobserved_weight, "is never called, prepare its weight with another mode than"),
         (unobserved_codes, "embed.weight has no scale: its quantizer has seen no training batch"),

@@ -75,7 +75,8 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
     for name, activation in activations.items():
         if not for_loading and not activation.is_set():
             advice = "because only its weight is used, prepare it without an activation quantizer"
-            raise InvalidArgs(_unobserved(f"the input of {name!r}", advice))
+            layer = repr(name) if name else "the model"
+            raise InvalidArgs(_unobserved(f"the input of {layer}", advice))
     for _, parametrizations in found:
         if isinstance(parametrizations[-1], WeightQuantizer):  # else: under another name of the module
             parametrizations.original, parametrizations[0] = converted[id(parametrizations[-1])]
