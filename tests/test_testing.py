@@ -184,7 +184,7 @@ def test_it_names_the_first_layer(layer: Any, said: str, checkpointed: bool) -> 
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def test_it_names_a_difference_outside_of_the_layers() -> None:
+def test_it_names_a_difference_outside_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     model, numbers = torch.nn.Sequential(torch.nn.Linear(6, 2)), iter(range(1000))
 
     def losses(x: torch.Tensor) -> None:
@@ -200,6 +200,10 @@ def test_it_names_a_difference_outside_of_the_layers() -> None:
     assert "first difference is in the input of 'model[0]' (Sequential), which the step computes" in said
     assert "in the gradient that '0' (Linear) gets for its output" in refused(losses, X, model=model)
     assert "first difference" not in refused(lambda x: model(x) + next(numbers), X, model=model)
+    with monkeypatch.context() as patched:
+        for name, found in (("is_initialized", True), ("get_world_size", 2)):
+            patched.setattr(torch.distributed, name, lambda found=found: found)
+        assert "first difference" not in refused(lambda x: model(x + next(numbers)), X, model=model)
     numbers = iter(range(1000, 1100))
     assert "first difference" not in refused(stopping, X, model=model)
 

@@ -151,6 +151,8 @@ class _Trial:
 
     def first_layer(self, *configs: _Config) -> str:
         """A sentence about the first layer with other bits when two runs are repeated; "" if none."""
+        if _has_other_processes():  # which would have to take part in the step's collectives
+            return ""
         watched = [Watch(self.modules) for _ in configs]
         try:
             for config, watch in zip(configs, watched, strict=True):
@@ -224,6 +226,11 @@ def _modules(things: Iterable[tuple[str, Any]]) -> dict[str, torch.nn.Module]:
             if not isinstance(module, torch.jit.ScriptModule):
                 found.setdefault(module, ".".join(filter(None, (path, name))))
     return {name: module for module, name in found.items()}
+
+
+def _has_other_processes() -> bool:
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return known and torch.distributed.get_world_size() > 1
 
 
 def _whole(value: Any) -> bool:
