@@ -211,6 +211,8 @@ def integer_weight(model: Any) -> None:
         (integer_weight, "head.0.weight is torch.int8; accepted are float16"),
         (lambda model: hf.qat.prepare("model", W8), "model is a str; it must be a torch.nn.Module"),
         (lambda model: hf.qat.convert("model"), "model is a str; it must be a torch.nn.Module"),
+        (lambda model: hf.qat.quantized_weights("model"), "model is a str; it must be a torch.nn.Module"),
+        (lambda model: hf.qat.activation_quantizers("model"), "model is a str; it must be a torch.nn.Module"),
         (lambda model: hf.qat.convert(model, for_loading=1), "for_loading is 1; it must be True or False"),
     ],
 )
@@ -242,6 +244,9 @@ def test_a_refused_conversion_leaves_the_model_unchanged() -> None:
         ({"range": (-7,)}, "range is (-7,); it must be (q_min, q_max)"),
         ({"range": (-700, 7)}, "-700"),
         ({"granularity": 3}, "granularity is 3; accepted are"),
+        ({"granularity": hf.PerGroup(0)}, "group_size is 0; it must be a whole number of at least 1"),
+        ({"granularity": hf.PerChannel("0")}, "axis is '0'; it must be a whole number"),  # type: ignore[arg-type]
+        ({"mode": "fixed", "scale": 0.1, "zero_point": 1.5}, "zero_point is 1.5; in mode fixed it must be"),
         ({"ste": "sharp"}, "ste is 'sharp'; accepted are"),
         ({"momentum": 2}, "momentum is 2"),
         ({"start_step": -1}, "start_step is -1"),

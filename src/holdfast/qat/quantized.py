@@ -14,6 +14,7 @@ from holdfast.nn.sharded import full_tensor
 from holdfast.ops.quantize.torch_op import quantize
 from holdfast.qat.batch_norm import FoldedWeight
 from holdfast.qat.dequantizer import Dequantizer
+from holdfast.qat.layers import require_module
 from holdfast.qat.quantized_tensor import QuantizedTensor
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer, whole_zero_point
 
@@ -88,6 +89,7 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedTensor]:
 
     A weight that several layers share appears under each of its names.
     """
+    require_module(model)
     found: dict[str, QuantizedTensor] = {}
     for name, parametrizations in parametrized_weights(model):
         last = parametrizations[-1]
@@ -100,6 +102,7 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedTensor]:
 
 def activation_quantizers(model: nn.Module) -> dict[str, ActivationQuantizer]:
     """The modules that quantize the inputs of layers, by the qualified name of the layer."""
+    require_module(model)
     return {
         name.removesuffix(INPUT_QUANTIZER).removesuffix("."): module
         for name, module in model.named_modules(remove_duplicate=False)
