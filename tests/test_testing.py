@@ -316,6 +316,17 @@ def test_state_that_is_not_named_is_found() -> None:
     assert "params['table.weight']" in said, "Adam's averages went on"
 
 
+def test_a_step_that_is_a_module_is_put_back() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for options in ({}, {"model": [torch.nn.Linear(2, 2)]}):
+        assert_reproducible(model, X, threads=(), **options)
+        assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    model.append(Plus(backward=False))
+    said = refused(model, X, model=[torch.nn.Linear(2, 2)], threads=())
+    assert "in the output of 'step.2' (Plus); its inputs are equal" in said
+
+
 def test_models_and_optimizers_may_be_inputs() -> None:
     model, chosen, step = training(torch.optim.Adam)
     found = assert_reproducible(

@@ -78,8 +78,8 @@ def assert_reproducible(
 
     The step runs ``repeats`` times for each number of CPU ``threads`` and on each of the ``devices``. Every
     run gets copies of the inputs and starts from the same state: modules, optimizers and generators among the
-    inputs or in ``model`` (one object or a list), and the random generators of torch, NumPy and Python. All
-    state is restored at the end.
+    inputs or in ``model`` (one object or a list), ``step`` if it is a module, and the random generators of
+    torch, NumPy and Python. All state is restored at the end.
 
     The check compares the returned values, the gradients of the inputs, and the parameters, gradients and
     buffers after the step. NaNs are equal to each other; 0.0 and -0.0 are different. To name the first layer
@@ -127,6 +127,8 @@ class _Trial:
         self.model = list(model) if several else [] if model is None else [model]
         names = [f"model[{n}]" if several else "" for n in range(len(self.model))]
         found = {id(thing): (name, thing) for name, thing in zip(names, self.model, strict=True)}
+        if isinstance(step, torch.nn.Module):
+            found.setdefault(id(step), ("step" if found else "", step))
         for path, thing in stateful_objects(inputs, "inputs"):
             found.setdefault(id(thing), (path, thing))
         self.states = [state_of(thing, path) for path, thing in found.values()]
