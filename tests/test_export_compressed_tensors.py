@@ -222,7 +222,7 @@ def quantizer(**arguments: Any) -> hf.qat.Config:
         (hf.qat.preset("w4a16"), {"layout": "marlin"}, "layout"),
         (hf.qat.preset("w4a16"), {"layout": "float-quantized"}, "need the layout pack-quantized"),
         (hf.qat.preset("w8a8-fp8"), {"layout": "pack-quantized"}, "need the layout float-quantized"),
-        (hf.qat.preset("w4a16"), {"model": conv}, "no weight of a Linear or an Embedding"),
+        (hf.qat.preset("w4a16"), {"model": conv}, "not the weight of a Linear or an Embedding"),
         (hf.qat.preset("w4a16"), {"dtype": torch.bfloat16}, "scale_dtype=torch.bfloat16"),
         (quantizer(granularity=hf.PerChannel(1)), {}, "one for each row"),
         (quantizer(dtype=torch.int16), {}, "at most 8 bits"),

@@ -54,8 +54,9 @@ def _layer_name(model: torch.nn.Module, name: str) -> str:
     layer, _, local = name.rpartition(".")
     if local != "weight" or not isinstance(model.get_submodule(layer), torch.nn.Linear | torch.nn.Embedding):
         raise Unsupported(
-            f"{name} is quantized and is no weight of a Linear or an Embedding; compressed-tensors has only "
-            "these. Leave the layer alone (None in the config of hf.qat.prepare), or export to ONNX."
+            f"{name} is quantized, and it is not the weight of a Linear or an Embedding; compressed-tensors "
+            "quantizes only these. Leave the layer alone (None in the config of hf.qat.prepare), or export "
+            "to ONNX."
         )
     return layer
 
