@@ -222,7 +222,7 @@ def quantizer(**arguments: Any) -> hf.qat.Config:
         (hf.qat.preset("w4a16"), {"layout": "marlin"}, "layout"),
         (hf.qat.preset("w4a16"), {"layout": "float-quantized"}, "need the layout pack-quantized"),
         (hf.qat.preset("w8a8-fp8"), {"layout": "pack-quantized"}, "need the layout float-quantized"),
-        (hf.qat.preset("w4a16"), {"model": conv}, "no weight of a Linear or an Embedding"),
+        (hf.qat.preset("w4a16"), {"model": conv}, "not the weight of a Linear or an Embedding"),
         (hf.qat.preset("w4a16"), {"dtype": torch.bfloat16}, "scale_dtype=torch.bfloat16"),
         (quantizer(granularity=hf.PerChannel(1)), {}, "one for each row"),
         (quantizer(dtype=torch.int16), {}, "at most 8 bits"),
@@ -246,6 +246,15 @@ def test_what_the_format_lacks_is_refused(
     made = prepared(settings, **options)
     with pytest.raises(hf.HoldfastError, match=words):
         hf.export.compressed_tensors(made, tmp_path / "out", layout=layout)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_scale_is_named(tmp_path: Path) -> None:
+    model = hf.qat.prepare(network(), hf.qat.preset("w8a8"))
+    with pytest.raises(hf.InvalidArgs, match=r"the input of 0\.weight has no scale: its quantizer"):
+        hf.export.compressed_tensors(model, tmp_path / "out")
+    with pytest.raises(hf.InvalidArgs, match="model is a str; it must be a torch"):
+        hf.export.compressed_tensors("model", tmp_path / "out")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 

@@ -247,6 +247,9 @@ def test_embedding_of_codes(tmp_path: Path) -> None:
     assert same_bits(run(proto, (indices,))[proto.graph.output[0].name], model(indices))
 
 
+FAR_ZERO = {"mode": "fixed", "symmetric": False, "scale": 0.1, "zero_point": 300}
+
+
 def fake(**arguments: Any) -> Function:
     return Function(lambda x: hf.fake_quantize(x, 0.1, **arguments))
 
@@ -277,6 +280,44 @@ def test_what_onnx_lacks_is_refused(
     with pytest.raises((hf.Unsupported, hf.InvalidArgs), match=words):
         hf.export.onnx(model.eval(), (torch.ones(2, 32),), tmp_path / "model.onnx", opset=opset)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "words"),
+    [
+        ({"weight": {}}, torch.float64, "'2.weight' has a scale of float64"),
+        ({"activation": {"mode": "ema"}}, torch.float64, "'2.input' has the type DOUBLE"),
+        (
+            {"activation": {"range": (0, 100), "symmetric": False}},
+            torch.float32,
+            "'2.input' uses the codes",
+        ),
+        ({"activation": {"granularity": hf.PerChannel(-1)}}, torch.float32, "'2.input' finds scales"),
+        ({"weight": FAR_ZERO}, torch.float32, "'2.weight' has zero points from 300"),
+        ({"activation": FAR_ZERO}, torch.float32, "'2.input' has zero points from 300"),
+    ],
+)
+def test_a_refusal_names_the_weight_or_the_input(
+    settings: dict[str, Any], dtype: torch.dtype, words: str, tmp_path: Path
+) -> None:
+    config = hf.qat.Config(**{name: hf.qat.Quantizer(**given) for name, given in settings.items()})
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(dtype)
+    x = torch.randn(3, 8, dtype=dtype)
+    hf.qat.prepare(model, {"2": config})(x)
+    with pytest.raises(hf.Unsupported, match=words):
+        hf.export.onnx(model.eval(), (x,), tmp_path / "model.onnx")
+
+
+def test_arguments_of_another_type_are_refused(tmp_path: Path) -> None:
+    x, path = torch.ones(2, 32), tmp_path / "model.onnx"
+    with pytest.raises(hf.InvalidArgs, match="model is a str; it must be a torch"):
+        hf.export.onnx("model", (x,), path)  # type: ignore[arg-type]
+    with pytest.raises(hf.InvalidArgs, match=r"args is a Tensor; it must be the tuple .* as \(x,\)"):
+        hf.export.onnx(fake().eval(), x, path)  # type: ignore[arg-type]
+    written(fake(), (x,), path)
+    for args in (x, (3,), 3):
+        with pytest.raises(hf.InvalidArgs, match=r"args is .*; it must be a tuple of tensors"):
+            hf.export.check_onnx(path, args)  # type: ignore[arg-type]
 
 
 def test_a_model_in_training_mode_is_refused(tmp_path: Path) -> None:

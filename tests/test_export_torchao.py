@@ -204,6 +204,8 @@ def test_what_torchao_lacks_is_refused(config: Any, model: torch.nn.Module, tens
 def test_a_model_that_is_not_prepared_is_refused() -> None:
     with pytest.raises(hf.InvalidArgs, match=r"call hf\.qat\.prepare first"):
         hf.export.torchao(torch.nn.Linear(8, 8))
+    with pytest.raises(hf.InvalidArgs, match="model is a str; it must be a torch"):
+        hf.export.torchao("model")  # type: ignore[type-var]
     for arguments in ({}, {"step": "freeze"}, {"config": "w4a16"}):
         with pytest.raises(hf.HoldfastError, match=r"step|config"):
             hf.export.TorchaoConfig(**arguments)

@@ -229,3 +229,25 @@ hf.quantize(torch.zeros(4), 0.5, dtype=torch.int8)
     done = in_new_process(program, tmp_path)
     assert done.returncode == 0
     assert done.stderr == "holdfast: compiling quantize for this machine, once (cached afterwards) …\n"
+
+
+def test_without_the_compiler_of_numba_the_reference_runs() -> None:
+    program = """
+import torch
+import holdfast as hf
+
+x = torch.linspace(-2, 2, 48).reshape(2, 3, 8).requires_grad_()
+out = hf.interpolate(x, scale_factor=1.7, mode="linear")
+codes = hf.quantize(x.detach(), 0.1)
+(dx,) = torch.autograd.grad(out.square().sum(), x)
+desc = hf.plans.QuantizePerTensorDescriptor(shape=(3,))
+sku = hf.plans.QuantizePerTensorPlan.select(hf.Stream.current("cpu"), desc).sku()
+print(sku.backend, out.tolist(), codes.tolist(), dx.tolist())
+"""
+    surroundings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    found = []
+    for given in ("0", "1"):
+        done = fresh.run(program, env=surroundings | {"NUMBA_DISABLE_JIT": given}, check=True)
+        found.append(done.stdout.split(maxsplit=1))
+    assert [backend for backend, _ in found] == ["cpu", "reference"]
+    assert found[0][1] == found[1][1]

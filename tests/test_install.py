@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fresh
 import holdfast as hf
-from holdfast.install import catalogue, private, scatter
+from holdfast.install import catalogue, frame, private, scatter
 from holdfast.install.interpolate import UPSAMPLE
 from holdfast.install.operators import Operator
+from holdfast.install.serving import PassOn
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +117,36 @@ def test_with_blocks_of_threads_end_in_any_order() -> None:
         assert not any(row.installed for row in hf.status())
 
 
+def test_blocks_leave_a_bounded_number_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are running stay until they have returned."""
+    monkeypatch.setattr(frame, "MOST_REMOVED", 3)
+    monkeypatch.setattr(frame, "_removed", [])
+    enter, leave = threading.Event(), threading.Event()
+
+    def wait(*given: Any) -> Any:
+        enter.set()
+        assert leave.wait(60)
+        raise PassOn("it has waited")
+
+    operator = catalogue.catalogue()["upsample_bilinear2d"]
+    with monkeypatch.context() as patch:
+        patch.setitem(catalogue.catalogue(), operator.name, replace(operator, serve=wait))
+        with hf.installed(include=[operator.name]):
+            thread = threading.Thread(target=upsampled, args=(image(1, 1, 4, 4).detach(),))
+            thread.start()
+            assert enter.wait(60)
+    (running,) = frame._removed
+    for _ in range(8):
+        with hf.installed(include=["upsample_bilinear2d"]):
+            pass
+    assert len(frame._removed) == 4 and frame._removed[0] is running
+    leave.set()
+    thread.join()
+    with hf.installed(include=["upsample_bilinear2d"]):
+        pass
+    assert len(frame._removed) == 3 and running not in frame._removed
+
+
 def test_install_within_a_block_holds_until_its_end() -> None:
     with hf.installed():
         hf.uninstall()
@@ -160,6 +192,20 @@ def test_status_knows_every_name_of_its_table() -> None:
     assert all(status[row.operator] is row for row in status)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("index_put", "'index_put' is a family of operators; ask for one, such as _index_put_impl_; "),
+        ("upsample_bilinear", "'upsample_bilinear' is no operator that can be replaced; ask for one, such"),
+        ("qr", "'qr' is no operator that can be replaced; print(hf.status()) lists all operators."),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_known_ones(name: str, said: str) -> None:
+    with pytest.raises(KeyError) as error:
+        hf.status()[name]
+    assert error.value.args[0].startswith(said)
+
+
 def test_status_counts_calls_and_reasons() -> None:
     hf.install()
     upsampled(image(1, 1, 4, 4)).sum().backward()
@@ -168,6 +214,7 @@ def test_status_counts_calls_and_reasons() -> None:
     assert (row.served, row.passed_on) == (1, {"the dtype is torch.uint8": 1})
     assert served("upsample_bilinear2d_backward") == 1
     text = str(hf.status())
+    assert repr(hf.status()) == text
     assert "the dtype is torch.uint8" in text and "upsample_bilinear2d_backward" in text
 
 
@@ -586,6 +633,10 @@ def mixed(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros(5, 3).index_add(0, torch.tensor([1, 1, 1, 0]), x)
 
 
+def taken(x: torch.Tensor) -> torch.Tensor:
+    return x.take(torch.tensor([1, 1, 14]))
+
+
 def compiled_gradients(function: Any, x: torch.Tensor, **options: Any) -> tuple[list[torch.Tensor], set[str]]:
     """The results of compiled code, and the names of the operators that it calls."""
     torch._dynamo.reset()
@@ -607,8 +658,9 @@ def compiled_gradients(function: Any, x: torch.Tensor, **options: Any) -> tuple[
         (embedded, (5, 3), False, {"holdfast::embedding_backward"}),
         (gathered, (5, 3), True, {"aten::scatter_reduce_", "aten::_index_put_impl_"}),
         (mixed, (4, 3), True, {"aten::_index_put_impl_"}),
+        (taken, (5, 3), True, {"aten::_index_put_impl_"}),
     ],
-    ids=["interpolate", "interpolate with the flag", "embedding", "gather", "index_add"],
+    ids=["interpolate", "interpolate with the flag", "embedding", "gather", "index_add", "take"],
 )
 def test_compiled_code_uses_the_kernels(
     function: Any, shape: tuple[int, ...], flag: bool, operators: set[str]
@@ -626,6 +678,24 @@ def test_compiled_code_uses_the_kernels(
         torch.use_deterministic_algorithms(False)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "operator"),
+    [
+        (lambda x: F.grid_sample(x, grid(), align_corners=False), (2, 3, 4, 4), "grid_sampler_2d"),
+        (lambda x: F.affine_grid(x, [2, 1, 4, 4], False), (2, 2, 3), "affine_grid_generator"),
+        (lambda x: F.adaptive_avg_pool2d(x, 3), (2, 3, 7, 7), "_adaptive_avg_pool2d"),
+        (lambda x: F.adaptive_avg_pool3d(x, 3), (2, 3, 7, 7, 7), "_adaptive_avg_pool3d"),
+        (lambda x: torch.zeros(6).put(torch.tensor([1, 1, 4]), x, accumulate=True), (3,), "put_"),
+    ],
+)
+def test_status_says_whether_compiled_code_calls_an_operator(
+    function: Any, shape: tuple[int, ...], operator: str
+) -> None:
+    with hf.installed():
+        _, called = compiled_gradients(function, image(*shape))
+        assert f"aten::{operator}" in called or not hf.status()[operator].compiled.startswith("yes")
 
 
 def test_a_backward_pass_in_a_compiled_step_compiles_no_kernel() -> None:
@@ -678,6 +748,26 @@ def test_an_exported_program_calls_the_operators_of_torch() -> None:
         before = served("upsample_bilinear2d")
         program.module()(x)
         assert served("upsample_bilinear2d") == before + 1
+
+
+@pytest.mark.filterwarnings("default::FutureWarning")
+@pytest.mark.parametrize("mode", ["nearest-exact", "linear", "bilinear", "bicubic"])
+def test_a_decomposed_program_is_that_of_torch(mode: str) -> None:
+    antialias = mode in ("bilinear", "bicubic")
+    x = image(1, 2, 4) if mode == "linear" else image(1, 2, 4, 4)
+
+    class Resized(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            small = F.interpolate(x, scale_factor=0.5, mode=mode, antialias=antialias)
+            return F.interpolate(small, scale_factor=4, mode=mode)
+
+    def targets() -> list[str]:
+        program = torch.export.export(Resized(), (x.detach(),)).run_decompositions()
+        return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+    expected = targets()
+    with hf.installed():
+        assert targets() == expected
 
 
 def test_few_terms_on_the_cpu_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -576,12 +576,33 @@ def test_inputs_of_a_subclass_are_quantized_by_its_own_names() -> None:
         def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             return super().forward(*args, **kwargs)
 
+    class Named(nn.Linear):
+        def forward(self, *, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x)
+
     torch.manual_seed(0)
     x = torch.randn(3, 4)
     for model, name in ((Scaled(4, 4), "x"), (Wrapped(4, 4), "input")):
         hf.qat.prepare(model, hf.qat.preset("w8a8-dynamic"))
         expected = nn.functional.linear(hf.dynamic_fake_quantize(x), model.weight, model.bias)
         assert same(model(x), expected) and same(model(**{name: x}), expected)
+    named = hf.qat.prepare(Named(4, 4), hf.qat.preset("w8a8-dynamic"))
+    assert same(named(x=x), nn.functional.linear(hf.dynamic_fake_quantize(x), named.weight, named.bias))
+
+
+def test_an_error_names_the_layer() -> None:
+    """As for an expert that gets no tokens in training, and some in evaluation."""
+    model = torch.nn.ModuleDict({"experts": torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))})
+    hf.qat.prepare(model, hf.qat.preset("w8a8"))
+    first, second, third = model["experts"]
+    first(torch.ones(2, 8))
+    model.eval()
+    first(torch.ones(2, 8))
+    for call in (second, copy.deepcopy(third)):
+        with pytest.raises(hf.InvalidArgs, match="has seen no training batch") as error:
+            call(torch.ones(2, 8))
+        name = "experts.1" if call is second else "experts.2"
+        assert error.value.__notes__ == [f"This is the quantizer of the input of {name}."]
 
 
 def test_attention_quantizes_a_tensor_that_is_given_thrice_once() -> None:

@@ -130,8 +130,16 @@ def unobserved_input(model: nn.Module) -> None:
     hf.qat.convert(hf.qat.prepare(model, {"head": hf.qat.preset("w8a8")}))
 
 
+def unobserved_input_of_a_layer(model: nn.Module) -> None:
+    hf.qat.convert(hf.qat.prepare(nn.Linear(4, 4), hf.qat.preset("w8a8")))
+
+
 def unobserved_weight(model: nn.Module) -> None:
     hf.qat.convert(hf.qat.prepare(model, hf.qat.Config(weight=hf.qat.Quantizer(mode="ema"))))
+
+
+def unobserved_codes(model: nn.Module) -> None:
+    hf.qat.quantized_weights(hf.qat.prepare(model, hf.qat.Config(weight=hf.qat.Quantizer(mode="ema"))))
 
 
 def nan_in_a_weight(model: Any) -> None:
@@ -188,8 +196,10 @@ def integer_weight(model: Any) -> None:
         (converted_twice, "the model has no layer to convert; call hf.qat.prepare first, and convert once"),
         (hf.qat.convert, "the model has no layer to convert; call hf.qat.prepare first"),
         (unobserved_input, "the input of 'head.0' has no scale: its quantizer has seen no training batch"),
+        (unobserved_input_of_a_layer, "the input of the model has no scale"),
         (unobserved_weight, "embed.weight has no scale"),
         (unobserved_weight, "is never called, prepare its weight with another mode than"),
+        (unobserved_codes, "embed.weight has no scale: its quantizer has seen no training batch"),
         (nan_in_a_weight, "head.0.weight has NaN in it, which has no code"),
         (nan_and_learned, "head.0.weight cannot be quantized as configured: the scale cannot be initialized"),
         (other_parametrization, "head.0.weight has the parametrization _WeightNorm; remove it first"),
@@ -201,6 +211,8 @@ def integer_weight(model: Any) -> None:
         (integer_weight, "head.0.weight is torch.int8; accepted are float16"),
         (lambda model: hf.qat.prepare("model", W8), "model is a str; it must be a torch.nn.Module"),
         (lambda model: hf.qat.convert("model"), "model is a str; it must be a torch.nn.Module"),
+        (lambda model: hf.qat.quantized_weights("model"), "model is a str; it must be a torch.nn.Module"),
+        (lambda model: hf.qat.activation_quantizers("model"), "model is a str; it must be a torch.nn.Module"),
         (lambda model: hf.qat.convert(model, for_loading=1), "for_loading is 1; it must be True or False"),
     ],
 )
@@ -232,6 +244,9 @@ def test_a_refused_conversion_leaves_the_model_unchanged() -> None:
         ({"range": (-7,)}, "range is (-7,); it must be (q_min, q_max)"),
         ({"range": (-700, 7)}, "-700"),
         ({"granularity": 3}, "granularity is 3; accepted are"),
+        ({"granularity": hf.PerGroup(0)}, "group_size is 0; it must be a whole number of at least 1"),
+        ({"granularity": hf.PerChannel("0")}, "axis is '0'; it must be a whole number"),  # type: ignore[arg-type]
+        ({"mode": "fixed", "scale": 0.1, "zero_point": 1.5}, "zero_point is 1.5; in mode fixed it must be"),
         ({"ste": "sharp"}, "ste is 'sharp'; accepted are"),
         ({"momentum": 2}, "momentum is 2"),
         ({"start_step": -1}, "start_step is -1"),

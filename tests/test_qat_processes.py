@@ -6,9 +6,11 @@ in each of the two.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -70,6 +72,57 @@ def test_two_processes_have_the_bits_of_one(tmp_path: Path) -> None:
                 for key, tensor in expected.items():
                     other = found[rank][how][kind][key]
                     assert torch.equal(canonical(tensor), canonical(other)), (how, rank, key)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_sharded_model_is_refused_with_the_way_out(mesh: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    prepared = hf.qat.prepare(nn.Sequential(nn.Linear(8, 4)), hf.qat.preset("w8a16"))
+    sharded = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4))
+    for model in (sharded[1], prepared):
+        fully_shard(model, mesh=mesh)
+    with pytest.raises(hf.InvalidArgs, match=r"sharded by fully_shard already; call hf\.qat\.prepare before"):
+        hf.qat.prepare(sharded, hf.qat.preset("w8a16"))
+    with pytest.raises(hf.InvalidArgs, match=r"0\.weight is a DTensor; load the full state_dict"):
+        hf.qat.convert(prepared)
+    assert prepared(torch.ones(2, 8)).shape == (2, 4)
+
+
+def test_weights_and_inputs_that_are_dtensors(mesh: Any) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    def parallel() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
+        return parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    torch.manual_seed(0)
+    alone = hf.qat.prepare(
+        nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)), hf.qat.preset("w8a8-dynamic")
+    )
+    model, x = hf.qat.prepare(parallel(), hf.qat.preset("w8a8-dynamic")), torch.randn(3, 8)
+    for run in (model, alone):
+        run(x).square().sum().backward()
+    gradients = (run[0].parametrizations.weight.original.grad for run in (model, alone))
+    torch.testing.assert_close(*map(whole, gradients))
+    with pytest.raises(hf.InvalidArgs, match=r'0\.weight is a DTensor, .* the mode is "learned"'):
+        hf.qat.prepare(parallel(), hf.qat.preset("w2a16"))
+    sharded = distribute_tensor(x, mesh, [Shard(0)])
+    for mode in ("ema", "learned"):
+        with pytest.raises(hf.Unsupported, match="x is a DTensor, whose scale cannot be kept or joined"):
+            hf.nn.FakeQuantize(mode=mode)(sharded)
 
 
 def main(rank: int, folder: Path) -> None:

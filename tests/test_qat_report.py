@@ -32,6 +32,7 @@ def test_a_row_measures_what_it_says(tmp_path: Path) -> None:
     assert report.rows[1].least_scale == 1 and report.rows[1].clipped == 0
     assert model.training and model[0].input_quantizer.training
     assert "0.weight" in before and "25.00%" in before and "dB" in str(report)
+    assert repr(report) == str(report)
     report.plot(tmp_path / "report.svg")
     drawn = ElementTree.parse(tmp_path / "report.svg").getroot()
     bars = [element for element in drawn.iter() if element.tag.endswith("rect")]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils.parametrize import remove_parametrizations
+from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast.testing import Reproducible, assert_reproducible
@@ -122,6 +123,91 @@ def test_it_names_the_gradient_of_a_module() -> None:
     assert "params[" not in said and next(model.parameters()).grad is None
 
 
+class Plus(torch.nn.Module):
+    """Adds another number in every call, to its input or to the gradient of its input."""
+
+    def __init__(self, backward: bool) -> None:
+        super().__init__()
+        self.numbers, self.backward = iter(range(1000)), backward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.backward:
+            return x + next(self.numbers)
+        x = x * 1
+        x.register_hook(lambda gradient: gradient + next(self.numbers))
+        return x * 1
+
+
+class Block(torch.nn.Module):
+    """Its own code adds another number in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.out = iter(range(1000)), torch.nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, *, weight: dict[str, float]) -> torch.Tensor:
+        y: torch.Tensor = self.out(input=x + weight["x"] * next(self.numbers))
+        return y
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.block(x, weight={"x": 0.5})
+        return y
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (lambda: Plus(backward=False), "in the output of '2.1' (Plus); its inputs are equal"),
+        (lambda: Plus(backward=True), "in the backward pass of '2.1' (Plus); the gradients of its outputs"),
+        (Scaled, "in the input of '2.1.block.out' (Linear), which '2.1.block' (Block) computes"),
+    ],
+)
+def test_it_names_the_first_layer(layer: Any, said: str, checkpointed: bool) -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(6, 6), layer(), torch.nn.Linear(6, 6))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.ReLU(inplace=True), inner)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+        loss: torch.Tensor = y.square().sum()
+        loss.backward()
+        return loss
+
+    shown = refused(step, X, model=model, threads=())
+    assert f"The first difference is {said}" in shown
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_it_names_a_difference_outside_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, numbers = torch.nn.Sequential(torch.nn.Linear(6, 2)), iter(range(1000))
+
+    def losses(x: torch.Tensor) -> None:
+        (model(x) * next(numbers)).sum().backward()
+
+    def stopping(x: torch.Tensor) -> torch.Tensor:
+        if (number := next(numbers)) > 1001:
+            raise ValueError("no further runs")
+        y: torch.Tensor = model(x) * number
+        return y
+
+    said = refused(lambda x: model(x + next(numbers)), X, model=[model], threads=())
+    assert "first difference is in the input of 'model[0]' (Sequential), which the step computes" in said
+    assert "in the gradient that '0' (Linear) gets for its output" in refused(losses, X, model=model)
+    assert "first difference" not in refused(lambda x: model(x) + next(numbers), X, model=model)
+    with monkeypatch.context() as patched:
+        for name, found in (("is_initialized", True), ("get_world_size", 2)):
+            patched.setattr(torch.distributed, name, lambda found=found: found)
+        assert "first difference" not in refused(lambda x: model(x + next(numbers)), X, model=model)
+    numbers = iter(range(1000, 1100))
+    assert "first difference" not in refused(stopping, X, model=model)
+
+
 def test_what_only_a_later_run_raises_says_which() -> None:
     calls: list[int] = []
 
@@ -228,6 +314,17 @@ def test_state_that_is_not_named_is_found() -> None:
     model, _, step = training(torch.optim.Adam)
     said = refused(step, torch.arange(40).remainder(7), model=model)
     assert "params['table.weight']" in said, "Adam's averages went on"
+
+
+def test_a_step_that_is_a_module_is_put_back() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for options in ({}, {"model": [torch.nn.Linear(2, 2)]}):
+        assert_reproducible(model, X, threads=(), **options)
+        assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    model.append(Plus(backward=False))
+    said = refused(model, X, model=[torch.nn.Linear(2, 2)], threads=())
+    assert "in the output of 'step.2' (Plus); its inputs are equal" in said
 
 
 def test_models_and_optimizers_may_be_inputs() -> None:
@@ -480,6 +577,23 @@ def test_bad_options_are_refused_with_a_sentence(options: dict[str, Any], said: 
     with pytest.raises(hf.HoldfastError) as error:
         assert_reproducible(lambda x: x, X, **options)
     assert said in str(error.value)
+
+
+def made_in_inference_mode() -> torch.nn.Module:
+    with torch.inference_mode():
+        return torch.nn.Sequential(torch.nn.Linear(6, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (torch.nn.Sequential(torch.nn.LazyLinear(3)), "0.weight has no shape yet; run one batch"),
+        (made_in_inference_mode(), "0.weight was made in torch.inference_mode, so its value cannot"),
+    ],
+)
+def test_a_model_that_cannot_be_restored_is_refused(model: torch.nn.Module, said: str) -> None:
+    with pytest.raises(hf.InvalidArgs, match=said):
+        assert_reproducible(model, X, model=model)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,12 @@ def _needs_cpu(device: torch.device) -> str | None:
     return None if device.type == "cpu" else f"runs on CPU tensors, and the stream is on {device}"
 
 
+def _needs_numba(device: torch.device) -> str | None:
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return "NUMBA_DISABLE_JIT is set, and these kernels need Numba's compiler"
+    return _needs_cpu(device)
+
+
 def _needs_gpu(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
@@ -41,6 +47,6 @@ def _gpu_architecture(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-register_backend(Backend("cpu", _needs_cpu, lambda _: platform.machine()))
+register_backend(Backend("cpu", _needs_numba, lambda _: platform.machine()))
 register_backend(Backend("gpu", _needs_gpu, _gpu_architecture))
 register_backend(Backend("reference", _needs_cpu, lambda _: "numpy"))

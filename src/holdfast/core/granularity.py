@@ -75,10 +75,13 @@ class Granularity:
 
     def view(self, shape: tuple[int, ...]) -> ScaleView:
         """The scale view of ``shape``. Raises InvalidDescriptor if the granularity does not fit it."""
-        # Checked before the cache look-up, because True equals 1 as a key.
+        self.require_numbers()  # before the cache look-up, because True equals 1 as a key
+        return _view(self, shape)
+
+    def require_numbers(self) -> None:
+        """Raise unless the axis and the size of a group are whole numbers."""
         for field in fields(self):  # type: ignore[arg-type]
             _require_whole(field.name, getattr(self, field.name))
-        return _view(self, shape)
 
     def _view(self, shape: tuple[int, ...]) -> ScaleView:
         raise NotImplementedError
@@ -123,11 +126,15 @@ class PerGroup(Granularity):
     group_size: int
     axis: int = -1
 
+    def require_numbers(self) -> None:
+        super().require_numbers()
+        if self.group_size < 1:
+            raise InvalidDescriptor(
+                f"group_size is {self.group_size}; it must be a whole number of at least 1."
+            )
+
     def _view(self, shape: tuple[int, ...]) -> ScaleView:
         group = self.group_size
-        _require_whole("group_size", group)
-        if group < 1:
-            raise InvalidDescriptor(f"group_size is {group}; it must be a whole number of at least 1.")
         axis = _axis(self.axis, shape)
         size = shape[axis]
         if size % group:

@@ -14,6 +14,7 @@ from holdfast.core.checks import require_choice
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.export.compressed_layer import LAYOUTS, Layer, stored_layer
 from holdfast.qat import activation_quantizers, quantized_weights
+from holdfast.qat.layers import require_module
 from holdfast.qat.quantized import require_quantization
 from holdfast.qat.quantizers import INPUT_QUANTIZER
 
@@ -21,6 +22,7 @@ from holdfast.qat.quantizers import INPUT_QUANTIZER
 def write_compressed_tensors(model: torch.nn.Module, directory: Path, layout: str | None) -> None:
     from safetensors.torch import save_file
 
+    require_module(model)
     if layout is not None:
         require_choice("layout", layout, tuple(LAYOUTS))
     require_quantization(model)
@@ -52,8 +54,9 @@ def _layer_name(model: torch.nn.Module, name: str) -> str:
     layer, _, local = name.rpartition(".")
     if local != "weight" or not isinstance(model.get_submodule(layer), torch.nn.Linear | torch.nn.Embedding):
         raise Unsupported(
-            f"{name} is quantized and is no weight of a Linear or an Embedding; compressed-tensors has only "
-            "these. Leave the layer alone (None in the config of hf.qat.prepare), or export to ONNX."
+            f"{name} is quantized, and it is not the weight of a Linear or an Embedding; compressed-tensors "
+            "quantizes only these. Leave the layer alone (None in the config of hf.qat.prepare), or export "
+            "to ONNX."
         )
     return layer
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from holdfast.core.errors import Unsupported
+from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.formats import INTEGERS, Format
 from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.export.signed_codes import signed_codes, zero_point_code
 from holdfast.ops.packing.torch_op import pack
 from holdfast.qat import ActivationQuantizer, QuantizedTensor
+from holdfast.qat.quantized import without_scale
 
 #: The layouts, and whether each packs codes into words of 32 bits.
 LAYOUTS = {"pack-quantized": True, "int-quantized": False, "naive-quantized": False, "float-quantized": False}
@@ -126,6 +127,8 @@ def stored_input(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors and the description of the quantized input of a layer."""
     codes, granularity = activation.format, activation.granularity
+    if not activation.is_set():
+        raise InvalidArgs(f"{without_scale(f'the input of {name}')} Train the model, or load its state.")
     if not activation.fake_quantize.quantizes:
         raise Unsupported(
             f"the quantizer of the input of {name} is switched off, which compressed-tensors cannot say. "

@@ -13,6 +13,7 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from holdfast.core.checks import shown
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import FLOAT_FORMATS, INTEGERS, Format
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor
@@ -45,6 +46,7 @@ def session_options() -> onnxruntime.SessionOptions:
 
 
 def check_onnx(path: str | PathLike[str], args: tuple[torch.Tensor, ...] | None) -> list[CheckedQuantizer]:
+    _check_args(args)
     model = onnx.load(path)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes = [node for node in model.graph.node if _is_checked(node, constants, args is not None)]
@@ -54,6 +56,11 @@ def check_onnx(path: str | PathLike[str], args: tuple[torch.Tensor, ...] | None)
     kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
     kinds |= {name: tensor.data_type for name, tensor in constants.items()}
     return [_checked(node, results, _FORMATS[kinds[_codes(node)]]) for node in nodes]
+
+
+def _check_args(args: Any) -> None:
+    if args is not None and not (isinstance(args, tuple | list) and all(map(torch.is_tensor, args))):
+        raise InvalidArgs(f"args is {shown(args)}; it must be a tuple of tensors, such as (x,), or None.")
 
 
 def _is_checked(node: onnx.NodeProto, constants: dict[str, Any], activations: bool) -> bool:

@@ -13,13 +13,14 @@ from typing import Any
 import onnx
 import torch
 
-from holdfast.core.checks import whole_number
+from holdfast.core.checks import kind_of, whole_number
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.export.onnx_formats import BFLOAT16_OPSET, DEFAULT_OPSET, codes_of, granularity_of, needed_opset
 from holdfast.export.onnx_lowering import RULES, lower
 from holdfast.export.onnx_operators import translations
 from holdfast.export.prepared import is_prepared
 from holdfast.qat import convert
+from holdfast.qat.layers import require_module
 
 _NEWEST = onnx.defs.onnx_opset_version()
 
@@ -31,6 +32,9 @@ def write_onnx(
     opset: int | None,
     **options: Any,
 ) -> None:
+    require_module(model)
+    if not isinstance(args, tuple):
+        raise InvalidArgs(f"args is {kind_of(args)}; it must be the tuple of the model's arguments, as (x,).")
     if opset is not None and whole_number("opset", opset, 1, 2**31) > _NEWEST:
         raise InvalidArgs(f"opset is {opset}; the installed onnx package has opsets up to {_NEWEST}.")
     if model.training and not isinstance(model, torch.fx.GraphModule):  # an exported module has no eval()

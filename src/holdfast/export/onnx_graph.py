@@ -59,10 +59,6 @@ class Call:
         return {name: attribute.value for name, attribute in self.node.attributes.items()}
 
     @property
-    def name(self) -> str:
-        return str(self.node.outputs[0].name)
-
-    @property
     def x(self) -> ir.Value:
         """The first input."""
         value = self.node.inputs[0]
@@ -91,23 +87,23 @@ class Call:
 
     def name_codes(self, codes: ir.Value) -> None:
         """Name the codes that a QuantizeLinear gives."""
-        name = f"{self.tensor_name}_codes"
+        name = f"{self.name}_codes"
         while name in self.taken:
             name += "_"
         self.taken.add(name)
         codes.name = name
 
     @property
-    def tensor_name(self) -> str:
+    def name(self) -> str:
         """The name of the quantized tensor: that of the parameter, or of the layer whose input it is."""
         if not self.x.is_initializer():
-            return _input_of_layer(self.node) or self.name
+            return _input_of_layer(self.node) or str(self.node.outputs[0].name)
         name = str(self.x.name).removesuffix(f"_{BITCAST}").removesuffix(".original")
         return name.replace("parametrizations.", "")
 
     def initializer(self, suffix: str, array: Any) -> ir.Value:
         """An initializer of the graph. Calls with the same tensor share it."""
-        name = f"{self.tensor_name}_{suffix}"
+        name = f"{self.name}_{suffix}"
         while (known := self.graph.initializers.get(name)) is not None:
             if known.const_value is not None and _equal(known.const_value.numpy(), array):
                 return known
@@ -163,12 +159,12 @@ def shape_of(value: ir.Value) -> tuple[Any, ...]:
     return tuple(value.shape)
 
 
-def real_dtype(value: ir.Value) -> torch.dtype:
-    """The torch dtype of a real value."""
-    found = next((kind for kind, onnx in REAL.items() if onnx == value.dtype), None)
+def real_dtype(call: Call) -> torch.dtype:
+    """The torch dtype of the first input, which is real."""
+    found = next((kind for kind, onnx in REAL.items() if onnx == call.x.dtype), None)
     if found is None:
         raise Unsupported(
-            f"{value.name!r} has the type {value.dtype}; ONNX quantizes float32, float16 and bfloat16. Cast "
+            f"{call.name!r} has the type {call.x.dtype}; ONNX quantizes float32, float16 and bfloat16. Cast "
             "the model to float32."
         )
     return found

@@ -45,7 +45,7 @@ from holdfast.ops.quantize.torch_op import quantize
 
 def _quantized(call: Call, kind: Format, ends: tuple[int, int], scales: Scales) -> ir.Value:
     """The codes of the input, which the graph computes, by QuantizeLinear."""
-    real_dtype(call.x)
+    real_dtype(call)
     x = call.cast(call.x, FLOAT)
     # onnxruntime gives a 2-bit quotient of 2**31 or more the lowest code; clipped values have none.
     if ends != kind.code_range or kind.bits == 2:
@@ -53,7 +53,8 @@ def _quantized(call: Call, kind: Format, ends: tuple[int, int], scales: Scales) 
         if values is None and ends != kind.code_range:
             raise Unsupported(
                 f"{call.name!r} uses the codes {ends[0]} to {ends[1]} of {kind.torch}, with scales per token "
-                "or group or of the data; in ONNX they use all codes. Leave out q_min and q_max."
+                "or group or of the data; in ONNX they use all codes. Leave out q_min and q_max, or "
+                "the range of the hf.qat.Quantizer."
             )
         if values is not None:
             x = call.op("Max", x, call.initializer("lowest", values[0]))
@@ -113,7 +114,7 @@ def _fake_quantize(call: Call) -> list[ir.Value]:
     granularity, weight = granularity_of(call.arguments), constant(call.x)
     scales = scales_of(call, kind, granularity, shape_of(call.x))
     if weight is None or scales.tensors is None:
-        return [_dequantized(call, _quantized(call, kind, ends, scales), scales, real_dtype(call.x))]
+        return [_dequantized(call, _quantized(call, kind, ends, scales), scales, real_dtype(call))]
     scale, zero_point = constant(call.input(1)), constant(call.input(2))
     codes = quantize(
         weight, call.arguments["scale_value"] if scale is None else scale,
@@ -130,7 +131,7 @@ def _dynamic_fake_quantize(call: Call) -> list[ir.Value]:
     scale, zero_point = scale_of_data(call, call.x, ends, rule)
     scales = computed_scales(call, kind, layout_of(rule.granularity, shape_of(call.x)), scale, zero_point)
     codes = _quantized(call, kind, ends, scales)
-    results = [_dequantized(call, codes, scales, real_dtype(call.x)), scale]
+    results = [_dequantized(call, codes, scales, real_dtype(call)), scale]
     return results if zero_point is None else [*results, zero_point]
 
 

@@ -13,6 +13,7 @@ from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerToke
 from holdfast.export.prepared import is_prepared
 from holdfast.export.signed_codes import signed_codes, zero_point_code
 from holdfast.qat import QuantizedTensor, convert, quantized_weights
+from holdfast.qat.layers import require_module
 from holdfast.qat.quantized import parametrized_weights
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -28,6 +29,7 @@ _REAL = (torch.float32, torch.bfloat16, torch.float16)
 
 def to_torchao(model: Model, tensor: str) -> Model:
     """Replace the quantized weights of ``model`` by torchao tensors, in place."""
+    require_module(model)
     weights = quantized_weights(model)
     if not weights:
         raise InvalidArgs(

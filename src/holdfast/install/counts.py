@@ -19,6 +19,8 @@ class Counts:
 
     def __init__(self) -> None:
         self.served = 0
+        #: One element for each call that has not returned. A list, because its changes need no lock.
+        self.running: list[None] = []
         self.reasons = Counter[str]()
 
     def serve(self) -> None:

@@ -35,6 +35,8 @@ class Frame:
     def __init__(self, names: frozenset[str]) -> None:
         self.names = names
         self.counts: dict[tuple[str, str], Counts] = {}
+        #: The kernels are not freed while they are in this list.
+        self._kernels: list[Any] = []
         self._library = torch.library.Library("aten", "IMPL")
         try:
             with warnings.catch_warnings():
@@ -52,15 +54,23 @@ class Frame:
         name = f"aten::{operator.name}"
         kernel = _kernel(operator.serve, torch.library.get_kernel(name, key), counts)
         self._library.impl(name, kernel, key, with_keyset=True, **_OPTIONS)
-        # A thread may still be about to call this kernel when it is removed, so it is never freed.
-        _kept.append(torch.library.get_kernel(name, key))
+        self._kernels.append(torch.library.get_kernel(name, key))
 
     def remove(self) -> None:
         self._restore_tracing()
         private.destroy(self._library)
+        surplus = len(_removed) + 1 - MOST_REMOVED
+        _removed[:] = [frame for n, frame in enumerate(_removed) if n >= surplus or frame._is_running()]
+        _removed.append(self)
+
+    def _is_running(self) -> bool:
+        return any(counts.running for counts in self.counts.values())
 
 
-_kept: list[Any] = []
+#: Number of frames that are kept after their removal, because a thread may be about to call their kernels.
+#: Frames whose kernels are running are kept as well.
+MOST_REMOVED = 64
+_removed: list[Frame] = []
 #: Later versions of torch refuse to replace a kernel without this option, earlier ones do not have it.
 _OPTIONS: dict[str, Any] = (
     {"allow_override": True}
@@ -71,8 +81,16 @@ _OPTIONS: dict[str, Any] = (
 
 def _kernel(serve: Serve, original: Any, counts: Counts) -> Callable[..., Any]:
     """The kernel for one dispatch key. ``original`` is torch's."""
+    running = counts.running
 
     def kernel(keys: Any, *arguments: Any, **options: Any) -> Any:
+        running.append(None)
+        try:
+            return serve_or_pass_on(keys, *arguments, **options)
+        finally:
+            running.pop()
+
+    def serve_or_pass_on(keys: Any, *arguments: Any, **options: Any) -> Any:
         try:
             found = serve(*arguments, **options)
         except PassOn as reason:

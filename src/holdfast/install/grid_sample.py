@@ -9,7 +9,7 @@ import torch
 
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import below_autograd
-from holdfast.install.operators import Operator
+from holdfast.install.operators import KEPT, OWN, Operator
 from holdfast.install.serving import PassOn, Serve, empty, plan_of, require_float
 from holdfast.ops.affine_grid.plan import AffineGridArgs, AffineGridPlan
 from holdfast.ops.grid_sample.plan import (
@@ -120,8 +120,8 @@ def _affine_grid(theta, size, align_corners):
 def operators() -> Iterator[Operator]:
     for axes in (2, 3):
         forward, backward = _sampler(axes)
-        yield Operator(f"grid_sampler_{axes}d", "grid_sample", forward)
+        yield Operator(f"grid_sampler_{axes}d", "grid_sample", forward, OWN if axes == 2 else KEPT)
         yield Operator(f"grid_sampler_{axes}d_backward", "grid_sample", backward)
     yield Operator("cudnn_grid_sampler", "grid_sample", _cudnn, devices=("CUDA",))
     yield Operator("cudnn_grid_sampler_backward", "grid_sample", _cudnn_backward, devices=("CUDA",))
-    yield Operator("affine_grid_generator", "affine_grid", _affine_grid)
+    yield Operator("affine_grid_generator", "affine_grid", _affine_grid, OWN)

@@ -10,7 +10,7 @@ import torch
 
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import below_autograd
-from holdfast.install.operators import TRACED, Operator, with_out
+from holdfast.install.operators import KEPT, OWN, TRACED, Operator, with_out
 from holdfast.install.serving import PassOn, Serve, empty, layout_of, plan_of, require_float
 from holdfast.ops.interpolate.plan import (
     InterpolateArgs,
@@ -163,7 +163,8 @@ def operators() -> Iterator[Operator]:
         )
     for axes in (2, 3):
         forward, backward = _pool(axes)
-        yield Operator(f"_adaptive_avg_pool{axes}d", "adaptive_avg_pool", forward)
+        compiled = OWN if axes == 2 else KEPT
+        yield Operator(f"_adaptive_avg_pool{axes}d", "adaptive_avg_pool", forward, compiled)
         yield Operator(f"_adaptive_avg_pool{axes}d_backward", "adaptive_avg_pool", backward)
 
 

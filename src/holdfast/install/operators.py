@@ -10,6 +10,7 @@ from holdfast.install.serving import Serve, into
 #: What torch.compile does with an operator.
 KEPT = "yes: the compiled code calls the operator"
 TRACED = "yes: the compiled code calls the operator of holdfast"
+OWN = "no: torch may compile this forward pass itself; it is deterministic"
 WITH_FLAG = "with the deterministic flag: the compiled code then calls this operator or index_put"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import groupby
 
 from holdfast.core.dtypes import FLOATS
@@ -31,9 +32,9 @@ class OperatorStatus:
     compiled: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Status:
-    """Every operator that can be replaced. ``str`` is a table."""
+    """Every operator that can be replaced. It prints as a table."""
 
     operators: tuple[OperatorStatus, ...]
 
@@ -42,10 +43,18 @@ class Status:
 
     def __getitem__(self, operator: str) -> OperatorStatus:
         """The row of an operator, by its name with or without that of the overload."""
-        first = {_base(row): row for row in reversed(self.operators)}
-        return (first | {row.operator: row for row in self.operators})[operator.removeprefix("aten::")]
+        found = {_base(row): row for row in reversed(self.operators)}
+        found |= {row.operator: row for row in self.operators}
+        name = operator.removeprefix("aten::")
+        if name not in found:
+            family = list(dict.fromkeys(_base(row) for row in self.operators if row.family == name))
+            meant = family or get_close_matches(name, list(found), 3)
+            advice = f"ask for one, such as {', '.join(meant[:3])}; " if meant else ""
+            kind = "a family of operators" if family else "no operator that can be replaced"
+            raise KeyError(f"{name!r} is {kind}; {advice}print(hf.status()) lists all operators.")
+        return found[name]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         head = ("operator", "family", "installed", "dtypes", "sizes", "served", "passed on", "compiled")
         rows = [head, *(_cells(name, list(same)) for name, same in groupby(self.operators, _base))]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

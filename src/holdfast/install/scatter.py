@@ -223,7 +223,7 @@ def operators() -> Iterator[Operator]:
         yield from with_out(Operator(f"{name}{end}", family, serve, WITH_FLAG, sizes=_SIZES), out, "out")
         yield Operator(f"{name}_{end}", family, serve_in_place, WITH_FLAG, sizes=_SIZES)
     yield Operator("_index_put_impl_", "index_put", _index_put_, WITH_FLAG, sizes=_SIZES)
-    yield Operator("put_", "put", _put_, sizes=_SIZES)
+    yield Operator("put_", "put", _put_, WITH_FLAG, sizes=_SIZES)
 
 
 def largest_rows(grad: torch.Tensor, indices: torch.Tensor, sizes: torch.Tensor, rows: int) -> torch.Tensor:

@@ -6,7 +6,8 @@
   gradient is an ``index_put``, which compiled code adds up in the order of arrival. So is the gradient of
   ``embedding``.
 
-While ``install`` holds, all of them reach the operators or holdfast's own.
+While ``install`` holds, all of them reach the operators or holdfast's own. Exported programs keep torch's
+operators: other programs read them, and they run without holdfast.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 from holdfast.core.errors import HoldfastError
 from holdfast.install import interpolate, private
@@ -46,7 +47,7 @@ def _upsample(kind: interpolate.Kind, original: Callable[..., Any]) -> Callable[
     """What F.interpolate is traced as. ``original`` is torch's function."""
 
     def upsample(input: Any, output_size: Any, *rest: Any) -> Any:
-        if not _is_served(input):
+        if is_exporting() or not _is_served(input):
             return original(input, output_size, *rest)
         *corners, factors = rest
         size = output_size or _sizes(input.shape[2:], factors)
@@ -61,7 +62,7 @@ def _embedding_backward(grad: Any, indices: Any, *rest: Any) -> Any:
     *options, sparse = rest
     if sparse:
         operator: Any = torch.ops.aten.embedding_sparse_backward.default
-    elif _is_served(grad) and indices.dtype in INDEX_DTYPES:
+    elif not is_exporting() and _is_served(grad) and indices.dtype in INDEX_DTYPES:
         operator = torch.ops.holdfast.embedding_backward.default
     else:
         operator = torch.ops.aten.embedding_dense_backward.default

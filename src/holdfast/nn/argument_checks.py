@@ -91,7 +91,8 @@ def checked_tensor(name: str, value: Any, device: Any, dtype: torch.dtype | None
         wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
         dtype = torch.float64 if wide else torch.float32
     if not dtype.is_floating_point and made.is_floating_point():
-        raise InvalidArgs(f"{name} is {made.dtype}; in mode fixed it must be an integer.")
+        shown = f"has dtype {made.dtype}" if isinstance(value, torch.Tensor) else f"is {value}"
+        raise InvalidArgs(f"{name} {shown}; in mode fixed it must be an integer.")
     if (
         dtype == torch.int32
         and _readable(made)

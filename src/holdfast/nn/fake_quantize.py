@@ -107,6 +107,7 @@ class FakeQuantize(ScaleUpdates):
     ) -> None:
         super().__init__()
         validate_granularity(granularity)
+        granularity.require_numbers()
         require_bool("symmetric", symmetric)
         if narrow is not None:
             require_bool("narrow", narrow)

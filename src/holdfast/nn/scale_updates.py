@@ -16,7 +16,7 @@ from holdfast.nn.recomputation import Used, current_pass, in_backward
 from holdfast.nn.scale_in_use import floor_of
 from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.scale_state import ScaleState, can_synchronize
-from holdfast.nn.sharded import write_shard
+from holdfast.nn.sharded import refuse_sharded, write_shard
 from holdfast.nn.state_operators import count_events, new_handle, settle_scale, start_learning
 from holdfast.ops.choose_scale.plan import ScaleOfData
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range, scale_of_range
@@ -134,6 +134,7 @@ class ScaleUpdates(ScaleState):
             return Observed(scale, zero_point=zero_point)
         low, high = observe_range(x, granularity=self.granularity)
         if joins:
+            refuse_sharded(x)
             low, high, any_data = all_reduce_range(low, high, x.numel() > 0, self._collective())
         if self.symmetric:
             return Observed(scale_of_range(low, high, **rule), low, any_data=any_data)
@@ -142,6 +143,7 @@ class ScaleUpdates(ScaleState):
 
     def _blend(self, x: torch.Tensor) -> Used:
         """Blend the scale of this batch into the state. Returns a copy of the new scale and zero point."""
+        refuse_sharded(x)
         observed = self._observe(x)
         self._fit_shape(observed.scale.shape)
         shape = self.scale.shape
@@ -216,6 +218,7 @@ class ScaleUpdates(ScaleState):
                 "of one, as under FullyShardedDataParallel. Use fully_shard, pass scale=, or run one batch "
                 "before."
             )
+        refuse_sharded(x)
         start = self._initial_values(x)
         self._fit_shape(start[0].shape)
         any_data = None

@@ -12,11 +12,22 @@ from typing import Any
 
 import torch
 
+from holdfast.core.errors import Unsupported
+
 
 def is_sharded(tensor: Any) -> bool:
     """Whether ``tensor`` is a DTensor. Does not import its module: without it there are no DTensors."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def refuse_sharded(x: torch.Tensor) -> None:
+    """Raise if the batch of an observer is a DTensor."""
+    if not torch.compiler.is_compiling() and is_sharded(x):
+        raise Unsupported(
+            "x is a DTensor, whose scale cannot be kept or joined with those of other processes. Pass a "
+            "plain tensor, such as x.full_tensor(), or use mode per_batch with scales per token or group."
+        )
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:

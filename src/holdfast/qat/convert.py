@@ -9,6 +9,7 @@ from torch import nn
 
 from holdfast.core.checks import require_bool
 from holdfast.core.errors import HoldfastError, InvalidArgs
+from holdfast.nn.sharded import is_sharded
 from holdfast.qat.batch_norm import check_folds, finish_fold
 from holdfast.qat.dequantizer import Dequantizer, as_laid_out
 from holdfast.qat.layers import require_module
@@ -18,6 +19,7 @@ from holdfast.qat.quantized import (
     parametrized_weights,
     quantized,
     require_quantization,
+    without_scale,
 )
 from holdfast.qat.quantized_tensor import QuantizedTensor
 from holdfast.qat.quantizers import WeightQuantizer
@@ -60,6 +62,11 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
         require_quantization(model)
     for name, parametrizations in found:
         quantizer, weight = parametrizations[-1], float_weight(parametrizations)
+        if is_sharded(weight):
+            raise InvalidArgs(
+                f"{name} is a DTensor; load the full state_dict into a prepared model of one process, and "
+                "convert that. The model is unchanged."
+            )
         if id(quantizer) not in converted:
             tensor = _tensor(quantizer, weight, name, for_loading)
             made = Dequantizer(tensor)
@@ -68,7 +75,8 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
     for name, activation in activations.items():
         if not for_loading and not activation.is_set():
             advice = "because only its weight is used, prepare it without an activation quantizer"
-            raise InvalidArgs(_unobserved(f"the input of {name!r}", advice))
+            layer = repr(name) if name else "the model"
+            raise InvalidArgs(_unobserved(f"the input of {layer}", advice))
     for _, parametrizations in found:
         if isinstance(parametrizations[-1], WeightQuantizer):  # else: under another name of the module
             parametrizations.original, parametrizations[0] = converted[id(parametrizations[-1])]
@@ -100,7 +108,6 @@ def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) 
 
 def _unobserved(what: str, advice: str) -> str:
     return (
-        f"{what} has no scale: its quantizer has seen no training batch that it could use. Train the model, "
-        "or load its state; to load a converted state, pass for_loading=True. If the layer is never called, "
-        f"{advice}. The model is unchanged."
+        f"{without_scale(what)} Train the model, or load its state; to load a converted state, pass "
+        f"for_loading=True. If the layer is never called, {advice}. The model is unchanged."
     )

@@ -74,7 +74,8 @@ def _is_depthwise(convolution: Any) -> bool:
 def first_inputs(module: nn.Module, count: int) -> tuple[str, ...]:
     """The names of the first ``count`` arguments of ``forward``; none if it has fewer arguments by name."""
     parameters = list(inspect.signature(module.forward).parameters.values())[:count]
-    named = [given.name for given in parameters if given.kind is given.POSITIONAL_OR_KEYWORD]
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    named = [given.name for given in parameters if given.kind in kinds]
     return tuple(named) if len(named) == count else ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from holdfast.core import private
 from holdfast.core.checks import kind_of
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.errors import HoldfastError, InvalidArgs
+from holdfast.nn.sharded import is_sharded
 from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, Folds, find_folds, fold
 from holdfast.qat.config import Config
 from holdfast.qat.dequantizer import Dequantizer
@@ -59,6 +61,7 @@ def prepare(
     ['0.weight']
     """
     require_module(model)
+    _refuse_fsdp(model)
     targets = find_targets(model, config)
     quantized = {target.module for target in targets if target.config.weight is not None}
     folds = find_folds(model, quantized, fold_batch_norm)
@@ -78,6 +81,12 @@ def prepare(
     return model
 
 
+def _refuse_fsdp(model: nn.Module) -> None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules()):
+        raise InvalidArgs("the model is sharded by fully_shard already; call hf.qat.prepare before it.")
+
+
 def _quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward pre-hook of a layer. The quantizer is found in the module, so a copy uses its own."""
     quantizer: ActivationQuantizer = getattr(module, INPUT_QUANTIZER)
@@ -94,7 +103,7 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     device = tensors[0].device if tensors else torch.get_default_device()
     activation = target.config.activation
     shape = expected_scale_shape(activation.granularity, target.module)
-    return ActivationQuantizer(activation, target.layer.inputs, device, shape)
+    return ActivationQuantizer(activation, target.layer.inputs, device, shape, target.name)
 
 
 def _weight_quantizers(
@@ -140,6 +149,11 @@ def _weight_quantizer(target: Target, label: str, weight: Any, norm: BatchNorm |
         raise InvalidArgs(f"{label} is {weight.dtype}; accepted are {', '.join(FLOATS)}.")
     config = target.config.weight
     assert config is not None
+    if is_sharded(weight) and config.mode != "batch":
+        raise InvalidArgs(
+            f'{label} is a DTensor, which is quantized in mode "batch" only; the mode is "{config.mode}". '
+            "The model is unchanged."
+        )
     value = weight.detach() if norm is None else FoldedWeight(norm)(weight, training=False).detach()
     try:
         granularity = stored_granularity(config.granularity, weight, target.layer.transposed)

@@ -14,6 +14,7 @@ from holdfast.nn.sharded import full_tensor
 from holdfast.ops.quantize.torch_op import quantize
 from holdfast.qat.batch_norm import FoldedWeight
 from holdfast.qat.dequantizer import Dequantizer
+from holdfast.qat.layers import require_module
 from holdfast.qat.quantized_tensor import QuantizedTensor
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer, whole_zero_point
 
@@ -26,6 +27,8 @@ def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> Qu
     weight, made, record = full_tensor(weight.detach()), quantizer.fake_quantize, quantizer.quantizer
     if not weight.is_meta and bool(weight.isnan().any()):
         raise InvalidArgs(f"{name} has NaN in it, which has no code; repair the weight first.")
+    if not quantizer.is_set():
+        raise InvalidArgs(f"{without_scale(name)} Train the model, or load its state.")
     scale, zero_point = made.evaluation_scale(weight)
     shape = made.granularity.view(tuple(weight.shape)).scale_shape
     # Copies: the scale may be a parameter, and training changes it while the codes stay as they are.
@@ -39,6 +42,11 @@ def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> Qu
     )  # fmt: skip
     stored = scale.to(record.scale_dtype or scale.dtype)
     return QuantizedTensor(codes, stored, zero_point, record.format, made.granularity, weight.dtype)
+
+
+def without_scale(what: str) -> str:
+    """The begin of an error for a weight or an input without a scale."""
+    return f"{what} has no scale: its quantizer has seen no training batch that it could use."
 
 
 def parametrized_weights(model: nn.Module) -> Iterator[tuple[str, ParametrizationList]]:
@@ -81,6 +89,7 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedTensor]:
 
     A weight that several layers share appears under each of its names.
     """
+    require_module(model)
     found: dict[str, QuantizedTensor] = {}
     for name, parametrizations in parametrized_weights(model):
         last = parametrizations[-1]
@@ -93,6 +102,7 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedTensor]:
 
 def activation_quantizers(model: nn.Module) -> dict[str, ActivationQuantizer]:
     """The modules that quantize the inputs of layers, by the qualified name of the layer."""
+    require_module(model)
     return {
         name.removesuffix(INPUT_QUANTIZER).removesuffix("."): module
         for name, module in model.named_modules(remove_duplicate=False)

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 
 from holdfast.core.dtypes import ZERO_POINT_LIMIT
+from holdfast.core.errors import HoldfastError
 from holdfast.core.formats import Format
 from holdfast.core.granularity import Granularity, PerTensor
 from holdfast.nn.fake_quantize import FakeQuantize
@@ -103,6 +104,7 @@ class ActivationQuantizer(QuantizerModule):
         inputs: tuple[str, ...],
         device: torch.device,
         expected_shape: tuple[int, ...] | None = None,
+        layer: str = "",
     ) -> None:
         # fully_shard requires a vector.
         shape = (1,) if isinstance(quantizer.granularity, PerTensor) else None
@@ -111,6 +113,8 @@ class ActivationQuantizer(QuantizerModule):
             made.expect_shape(expected_shape)
         super().__init__(quantizer, made, device)
         self.inputs = inputs
+        #: The name that the layer had at ``prepare``, for errors.
+        self.layer = layer
         self.converted = False
 
     def finish(self) -> None:
@@ -145,7 +149,11 @@ class ActivationQuantizer(QuantizerModule):
             for given, quantized in done:
                 if given is x:
                     return quantized
-            quantized = self(x)
+            try:
+                quantized = self(x)
+            except HoldfastError as error:
+                error.add_note(f"This is the quantizer of the input of {self.layer or 'the model'}.")
+                raise
             done.append((x, quantized))
             return quantized
 

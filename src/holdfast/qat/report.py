@@ -44,7 +44,7 @@ class ReportRow:
     floor_events: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The rows of a report. It prints as a table, also in a notebook or a rich console."""
 
@@ -62,7 +62,7 @@ class Report:
             table.add_row(row.name, row.format, row.granularity, row.mode, scales, clipped, snr, events)
         return table
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from rich.console import Console
 
         console = Console(width=140)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from holdfast.core.checks import kind_of
 from holdfast.core.errors import InvalidArgs, NotReproducible
+from holdfast.testing.layers import Watch, first_difference
 from holdfast.testing.outputs import Difference, Outputs, differences, flattened
 from holdfast.testing.state import BatchSlice, Copier, random_state, state_of, stateful_objects, tensors_of
 
@@ -77,11 +78,12 @@ def assert_reproducible(
 
     The step runs ``repeats`` times for each number of CPU ``threads`` and on each of the ``devices``. Every
     run gets copies of the inputs and starts from the same state: modules, optimizers and generators among the
-    inputs or in ``model`` (one object or a list), and the random generators of torch, NumPy and Python. All
-    state is restored at the end.
+    inputs or in ``model`` (one object or a list), ``step`` if it is a module, and the random generators of
+    torch, NumPy and Python. All state is restored at the end.
 
     The check compares the returned values, the gradients of the inputs, and the parameters, gradients and
-    buffers after the step. NaNs are equal to each other; 0.0 and -0.0 are different.
+    buffers after the step. NaNs are equal to each other; 0.0 and -0.0 are different. To name the first layer
+    with other bits, the error repeats the two runs that differ.
 
     ``batch_split`` is a number of parts, or a list of their sizes. The step then also runs on parts of the
     inputs, split along dim 0. The result of each sample must be the same as in the whole batch.
@@ -101,7 +103,9 @@ def assert_reproducible(
             for number in range(1 + (config == configs[0]), repeats + 1):
                 between = _between(configs[0], config, number)
                 again = trial.run(config, note=f"Only the second raised this: {between}.")
-                _compare(first, again, between, _advice(configs[0], config))
+                if found := differences(first, again):
+                    layer = trial.first_layer(configs[0], config)
+                    raise NotReproducible(_message(found, between, layer, _advice(configs[0], config)))
         compared = [f"{repeats} on {config}" if str(config) else f"{repeats} alike" for config in configs]
         if slices:
             whole, parts = _per_sample(first, [trial.run(configs[0], rows) for rows in slices], slices)
@@ -123,9 +127,12 @@ class _Trial:
         self.model = list(model) if several else [] if model is None else [model]
         names = [f"model[{n}]" if several else "" for n in range(len(self.model))]
         found = {id(thing): (name, thing) for name, thing in zip(names, self.model, strict=True)}
+        if isinstance(step, torch.nn.Module):
+            found.setdefault(id(step), ("step" if found else "", step))
         for path, thing in stateful_objects(inputs, "inputs"):
             found.setdefault(id(thing), (path, thing))
         self.states = [state_of(thing, path) for path, thing in found.values()]
+        self.modules = _modules(found.values())
         self.random, self.threads = random_state(), torch.get_num_threads()
         self.owned = {id(thing): thing for thing in self.model}
         self.before = self._tensors(inputs)
@@ -144,7 +151,21 @@ class _Trial:
             state.restore(device)
         self.random()
 
-    def run(self, config: _Config, rows: BatchSlice | None = None, note: str = "") -> Outputs:
+    def first_layer(self, *configs: _Config) -> str:
+        """A sentence about the first layer with other bits when two runs are repeated; "" if none."""
+        if _has_other_processes():  # which would have to take part in the step's collectives
+            return ""
+        watched = [Watch(self.modules) for _ in configs]
+        try:
+            for config, watch in zip(configs, watched, strict=True):
+                self.run(config, watch=watch)
+        except Exception:  # the difference is known, whatever these further runs raise
+            return ""
+        return first_difference(*watched)
+
+    def run(
+        self, config: _Config, rows: BatchSlice | None = None, note: str = "", watch: Watch | None = None
+    ) -> Outputs:
         """Run the step once. Returns everything to compare."""
         self._restore(config.device)
         torch.set_num_threads(config.threads or self.threads)
@@ -152,7 +173,8 @@ class _Trial:
         given = copy(self.inputs, "inputs")
         before = self.before if rows is None else self._tensors(given)
         try:
-            result = self.step(*given)
+            with watch.recording() if watch else nullcontext():
+                result = self.step(*given)
         except Exception as error:
             if note:
                 error.add_note(note)
@@ -196,6 +218,21 @@ class _Trial:
             )
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
         return [BatchSlice(start, start + size, batch) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _modules(things: Iterable[tuple[str, Any]]) -> dict[str, torch.nn.Module]:
+    """All modules by name. A module of torch.jit takes no hooks."""
+    found: dict[torch.nn.Module, str] = {}
+    for path, thing in things:
+        for name, module in thing.named_modules() if isinstance(thing, torch.nn.Module) else ():
+            if not isinstance(module, torch.jit.ScriptModule):
+                found.setdefault(module, ".".join(filter(None, (path, name))))
+    return {name: module for module, name in found.items()}
+
+
+def _has_other_processes() -> bool:
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return known and torch.distributed.get_world_size() > 1
 
 
 def _whole(value: Any) -> bool:
@@ -268,12 +305,12 @@ def _per_sample(first: Outputs, parts: list[Outputs], slices: list[BatchSlice]) 
 def _compare(first: Outputs, second: Outputs, between: str, cause: str) -> None:
     found = differences(first, second)
     if found:
-        raise NotReproducible(_message(found, between, cause))
+        raise NotReproducible(_message(found, between, "", cause))
 
 
-def _message(found: list[Difference], between: str, cause: str) -> str:
+def _message(found: list[Difference], between: str, layer: str, cause: str) -> str:
     many = f"{len(found)} outputs differ" if len(found) > 1 else "1 output differs"
     lines = [f"the step is not reproducible, {between}: {many}."]
     lines += [f"  {one}" for one in found[:SHOWN]]
     lines += [f"  ... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return "\n".join([*lines, cause])
+    return "\n".join([*lines, *filter(None, (layer, cause))])

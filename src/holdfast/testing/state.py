@@ -142,6 +142,16 @@ def _content(container: Any) -> list[Any]:
     return [*container, *(container.values() if isinstance(container, dict) else ())]
 
 
+def _require_restorable(name: str, tensor: torch.Tensor) -> None:
+    if torch.nn.parameter.is_lazy(tensor):
+        raise InvalidArgs(f"{name} has no shape yet; run one batch through the model first.")
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise InvalidArgs(
+            f"{name} was made in torch.inference_mode, so its value cannot be restored; make or load the "
+            "model outside of it."
+        )
+
+
 class _Module:
     """A module: its tensors and attributes."""
 
@@ -149,6 +159,8 @@ class _Module:
         self.module, self.path = module, path
         self.states, self.restorers = list[State](), list[Callable[[], None]]()
         self.seen = dict[int, Any]()
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            _require_restorable(f"{path}.{name}" if path else name, tensor)
         self._save(module)
 
     def _save(self, value: Any) -> None:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.core.contract import NUMERICS_VERSION
+from holdfast.core.errors import InvalidArgs
 from holdfast.core.files import require_writable
 from holdfast.core.mutant import KernelMutant
 from holdfast.proof.kernel_mutants.registry import every_mutant
@@ -35,7 +36,7 @@ def mutants(
 ) -> None:
     """Change one line of a kernel's source at a time, and check that the tests notice."""
     if by not in SEARCHES:
-        raise typer.BadParameter(f"{by!r} is no search; there are: {', '.join(SEARCHES)}.")
+        raise InvalidArgs(f"--by is {by!r}; accepted are {', '.join(SEARCHES)}.")
     require_writable(json_file if json_file != "-" else None)
     chosen = _mutants_of(plan or [])
     console = Console(stderr=json_file == "-")
@@ -64,7 +65,7 @@ def _mutants_of(plans: list[str]) -> dict[str, KernelMutant]:
     unknown = sorted(wanted - known)
     if unknown:
         tried = ", ".join(sorted(known))
-        raise typer.BadParameter(f"no kernel mutant is tried on {', '.join(unknown)}, but on {tried}.")
+        raise InvalidArgs(f"no kernel mutant is tried on {', '.join(unknown)}, but on {tried}.")
     every = every_mutant().items()
     return {label: mutant for label, mutant in every if not wanted or wanted & set(mutant.plans)}
 
