@@ -248,7 +248,7 @@ def test_memory_drops() -> None:
         return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
 
     hf.qat.convert(hf.qat.prepare(model, hf.qat.preset("w2a16")))
-    assert stored() == 256 * 256 // 4 + 256 * 4
+    assert stored() == 256 * 256 // 4 + 256 * 4 + len("int2 per_channel:0")
     assert [parameter.dtype for parameter in model.parameters()] == [torch.uint8]
 
 
@@ -267,6 +267,47 @@ def test_a_converted_state_loads_strictly(weight: str, tmp_path: Path) -> None:
         empty = hf.qat.convert(hf.qat.prepare(MODELS["Linear"][0](), config), for_loading=True)
     empty.load_state_dict(state(model), strict=True, assign=True)
     assert same(empty(x), expected)
+
+
+def converted(dtype: torch.dtype, granularity: Any, *, for_loading: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    quantizer = hf.qat.Quantizer(dtype=dtype, granularity=granularity, symmetric=False)
+    model = hf.qat.prepare(nn.Sequential(nn.Linear(32, 32)), hf.qat.Config(weight=quantizer))
+    return hf.qat.convert(model, for_loading=for_loading)
+
+
+@pytest.mark.parametrize(
+    ("saved", "loading"),
+    [
+        ((torch.uint4, hf.PerChannel(0)), (torch.int4, hf.PerChannel(0))),
+        ((torch.int8, hf.PerChannel(0)), (torch.uint8, hf.PerChannel(0))),
+        ((torch.int8, hf.PerChannel(0)), (torch.int8, hf.PerChannel(1))),
+    ],
+)
+def test_codes_of_another_layout_are_refused(saved: Any, loading: Any) -> None:
+    """All tensors of the state have the dtypes and the shapes that the other model wants, or can be cast."""
+    model = converted(*loading, for_loading=True)
+    (name, split), (own, own_split) = ((str(dtype)[6:], split.name) for dtype, split in (saved, loading))
+    with pytest.raises(RuntimeError) as raised:
+        model.load_state_dict(converted(*saved).state_dict())
+    assert (
+        f"the codes of 0.weight in the state are {name} {split}; those of this model are {own} {own_split}. "
+        "Convert a model with the config of the one that was saved."
+    ) in str(raised.value)
+
+
+def test_states_of_an_equal_layout_load() -> None:
+    """-1 and 1 are one axis of a matrix. A state may lack the layout, and gets it when it is saved again."""
+    state_dict, x = converted(torch.int4, hf.PerChannel(-1)).state_dict(), torch.randn(3, 32)
+    expected = converted(torch.int4, hf.PerChannel(-1))(x)
+    layout = "0.parametrizations.weight.0.layout"
+    assert bytes(state_dict[layout].tolist()) == b"int4 per_channel:1"
+    for given in (state_dict, {key: value for key, value in state_dict.items() if key != layout}):
+        with torch.device("meta"):
+            model = converted(torch.int4, hf.PerChannel(1), for_loading=True)
+        model.to_empty(device="cpu").load_state_dict(given)
+        assert same(model(x), expected)
+        assert bytes(model.state_dict()[layout].tolist()) == b"int4 per_channel:1"
 
 
 @pytest.mark.parametrize("codes", [torch.int4, torch.int2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -19,10 +19,14 @@ class Dequantizer(torch.nn.Module):
 
     Casting the module changes the dtype of the dequantized weight. The scale stays as it is, except that one
     in float64 becomes float32 with a weight in less than float64.
+
+    The buffer ``layout`` is a text as bytes, such as "int4 per_channel:0". Codes of other formats may have
+    the same dtype and shape, so a state_dict tells what its codes mean.
     """
 
     scale: torch.Tensor
     zero_point: torch.Tensor | None
+    layout: torch.Tensor
 
     def __init__(self, tensor: QuantizedTensor) -> None:
         super().__init__()
@@ -30,6 +34,14 @@ class Dequantizer(torch.nn.Module):
         self.shape = tuple(tensor.codes.shape)
         self.register_buffer("scale", tensor.scale)
         self.register_buffer("zero_point", tensor.zero_point)
+        self.register_buffer("layout", self._layout())
+
+    def _layout(self) -> torch.Tensor:
+        device = "cpu" if self.scale.is_meta else self.scale.device
+        return torch.tensor(list(self._text().encode()), dtype=torch.uint8, device=device)
+
+    def _text(self) -> str:
+        return f"{self.format.name} {self.granularity.name}"
 
     @property
     def packed(self) -> bool:
@@ -78,7 +90,23 @@ class Dequantizer(torch.nn.Module):
         wanted = torch.float32 if narrowed else scale.dtype
         if self.scale.dtype != wanted:
             self.scale = scale.to(self.scale.device, wanted)
+        self.layout = self._layout()  # to_empty leaves it without values
         return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """Load a state. Codes with another layout are an error; states without a layout are accepted."""
+        key, errors = f"{prefix}layout", rest[-1]
+        given, scale = state_dict.get(key), state_dict.get(f"{prefix}scale", self.scale)
+        if isinstance(given, torch.Tensor) and not given.is_meta:
+            text = bytes(given.flatten().tolist()).decode(errors="replace")
+            if text != self._text():
+                layer, _, weight = prefix.partition("parametrizations.")
+                errors.append(
+                    f"the codes of {layer}{weight.partition('.')[0]} in the state are {text}; those of this "
+                    f"model are {self._text()}. Convert a model with the config of the one that was saved."
+                )
+                return
+        super()._load_from_state_dict({**state_dict, key: self._layout().to(scale.device)}, prefix, *rest)
 
     def extra_repr(self) -> str:
         return f"{self.format.name}, {self.granularity}, shape={self.shape}, dtype={self.dtype}"
