@@ -27,6 +27,9 @@ from holdfast.core.repeated import Calls, Work
 from holdfast.core.stream import Stream
 
 _ON_FIRST_RUN = PlanPreference(precompile=False)
+#: Maximum number of plans that ``cached_plan`` keeps of a kind. Images may have any size, and a plan of
+#: interpolate may hold 100 kB of tables.
+_MOST_PLANS = 1024
 
 P = TypeVar("P", bound=Plan[Any, Any])
 
@@ -248,7 +251,7 @@ def cached_plan(make: Callable[..., P]) -> Callable[..., P]:
     The workspace of a plan may have a part for each thread.
     """
 
-    @lru_cache(maxsize=4096)
+    @lru_cache(maxsize=_MOST_PLANS)
     def kept(threads: int, *arguments: Any, **fields: Any) -> P:
         return make(*arguments, **fields)
 
