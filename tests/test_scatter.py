@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -487,6 +488,15 @@ def test_alpha_may_be_any_number_of_the_compute_type() -> None:
     index, rows = torch.tensor([1]), torch.ones(1, 2)
     assert hf.index_add(torch.zeros(2, 2), 0, index, rows, alpha=largest)[1, 0] == torch.finfo().max
     assert hf.index_add(torch.zeros(2, 2).double(), 0, index, rows.double(), alpha=1e300)[1, 0] == 1e300
+
+
+@pytest.mark.parametrize("first", [0.0, -0.0])
+def test_a_factor_of_minus_zero_keeps_its_sign_after_another_zero(first: float) -> None:
+    table, index, rows = torch.full((3,), -0.0), torch.tensor([1]), torch.ones(1)
+    for alpha in (first, -first, first):
+        found = hf.index_add(table, 0, index, rows, alpha=alpha).signbit()
+        assert found.tolist() == [True, math.copysign(1, alpha) < 0, True]
+        assert torch.equal(found, table.index_add(0, index, rows, alpha=alpha).signbit())
 
 
 def test_the_maximum_of_several_samples_gives_no_warning() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from math import prod
+from math import copysign, prod
 from typing import Any
 
 import torch
@@ -60,7 +60,8 @@ __all__ = [
 
 
 @cached_plan
-def _plan(shape, table, dim, width, dtype, index_dtype, device, base, reduce, alpha):
+def _plan(shape, table, dim, width, dtype, index_dtype, device, base, reduce, alpha, sign):
+    """``sign`` is that of ``alpha``: as keys of a cache, 0.0 and -0.0 are equal."""
     return select_plan(
         ScatterPlan, device, shape=shape, table=table, dim=dim, width=width, dtype=dtype,
         index_dtype=index_dtype, base=base, reduce=reduce, alpha=alpha,
@@ -145,7 +146,8 @@ def _scatter(input, index, src, size, dim, base, reduce, alpha):
     if index.numel() and not out.numel():
         return _check_of(index, out, dim)._replace(result=out)
     fields, index, tensors = _problem(index, size, dim, [input, src, out])
-    plan = _plan(*fields, src.dtype, index.dtype, src.device, base, reduce, float(alpha))
+    sign = copysign(1.0, alpha)
+    plan = _plan(*fields, src.dtype, index.dtype, src.device, base, reduce, float(alpha), sign)
     return Work(plan, ScatterArgs(input=tensors[0], index=index, src=tensors[1], out=tensors[2]), out)
 
 
