@@ -529,9 +529,9 @@ def test_terms_that_an_empty_index_leaves_out_have_a_gradient() -> None:
             assert torch.equal(found, table) and torch.equal(gradient, torch.zeros_like(terms))
 
 
-def test_gather_takes_an_empty_index_of_any_rank() -> None:
+def test_gather_takes_an_empty_index_of_any_shape() -> None:
     table = torch.ones(4, 5, requires_grad=True)
-    for shape in ((0,), (3, 0, 2)):
+    for shape in ((0,), (3, 0, 2), (0, 7), (9, 0)):
         index = torch.zeros(shape, dtype=torch.int64)
         found = hf.gather(table, 0, index)
         assert found.shape == torch.gather(table, 0, index).shape

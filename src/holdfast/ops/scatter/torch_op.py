@@ -481,10 +481,10 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     require_tensor("input", input)
     _require_index(index)
     axis, size, shape = _axis(dim, input.dim()), tuple(input.shape) or (1,), tuple(index.shape) or (1,)
-    if not index.numel() and len(shape) != len(size):  # torch takes an empty index of any rank
-        return input.reshape(-1)[:0].reshape(index.shape)
     larger = len(shape) == len(size) and any(d != axis and length > size[d] for d, length in enumerate(shape))
     if len(shape) != len(size) or larger:
+        if not index.numel():  # torch takes an empty index of any shape
+            return input.reshape(-1)[:0].reshape(index.shape)
         raise InvalidArgs(
             f"input has shape {size} and index {shape}; both must have the same number of axes, and index "
             f"must not be larger except along axis {axis}."
