@@ -275,7 +275,8 @@ def _as_elements(index, batched, samples, shape, dim):
     """Indices of several samples, samples first; ``shape`` is that of a sample's terms."""
     index = index[None] if batched is None else index.movedim(batched, 0)
     if index.dim() - 1 != len(shape):  # one index for each row
-        index = index.reshape(index.shape[0], *[1] * dim, -1, *[1] * (len(shape) - 1 - dim))
+        given, rows = index.shape
+        index = index.reshape(given, *[1] * dim, rows, *[1] * (len(shape) - 1 - dim))
     return index.expand(samples, *shape)
 
 
@@ -484,7 +485,7 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     larger = len(shape) == len(size) and any(d != axis and length > size[d] for d, length in enumerate(shape))
     if len(shape) != len(size) or larger:
         if not index.numel():  # torch takes an empty index of any shape
-            return input.reshape(-1)[:0].reshape(index.shape)
+            return input.reshape(input.numel())[:0].reshape(index.shape)
         raise InvalidArgs(
             f"input has shape {size} and index {shape}; both must have the same number of axes, and index "
             f"must not be larger except along axis {axis}."
@@ -516,7 +517,7 @@ def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Te
             "and one element for an input of rank 0."
         )
     if input.dim() == 0:
-        return _read(input.reshape(1), index.reshape(-1), axis, "raise").reshape(())  # type: ignore[no-any-return]
+        return _read(input.reshape(1), index.reshape(1), axis, "raise").reshape(())  # type: ignore[no-any-return]
     return _read(input, index if index.dim() else index.reshape(1), axis, "raise")  # type: ignore[no-any-return]
 
 
