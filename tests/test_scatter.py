@@ -483,6 +483,16 @@ def test_index_put_of_rows_names_the_negative_indices_that_it_accepts() -> None:
         hf.index_put(torch.zeros(4, 3), (index - 1,), torch.ones(3, 3))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_index_put_refuses_nested_tensors_at_an_index_of_rows() -> None:
+    index, table = (torch.tensor([0, 1]),), torch.zeros(3, 2)
+    nested = torch.nested.as_nested_tensor([table])
+    with pytest.raises(hf.InvalidArgs, match="values is a nested tensor; it must be a dense one"):
+        hf.index_put(table, index, nested)
+    with pytest.raises(hf.InvalidArgs, match="input is a nested tensor; it must be a dense one"):
+        hf.index_put(nested, index, table[:2])
+
+
 def test_alpha_may_be_any_number_of_the_compute_type() -> None:
     largest = float.fromhex("0x1.fffffefffffffp127")  # rounds to the largest float32
     index, rows = torch.tensor([1]), torch.ones(1, 2)

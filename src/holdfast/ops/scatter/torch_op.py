@@ -586,6 +586,8 @@ def _index_of_rows(input: Any, indices: Any, values: Any) -> torch.Tensor | None
     (index,) = indices
     if not (isinstance(index, torch.Tensor) and isinstance(values, torch.Tensor) and input.dim()):
         return None
+    if input.is_nested or values.is_nested:  # a nested tensor has no shape
+        return None
     of_rows = index.dim() == 1 and index.dtype in INDEX_DTYPES and index.device == input.device
     if not of_rows or values.shape != index.shape + input.shape[1:]:
         return None
