@@ -485,7 +485,7 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     larger = len(shape) == len(size) and any(d != axis and length > size[d] for d, length in enumerate(shape))
     if len(shape) != len(size) or larger:
         if not index.numel():  # torch takes an empty index of any shape
-            return input.reshape(input.numel())[:0].reshape(index.shape)
+            return input.reshape(input.numel())[:0].reshape(index.shape).clone()  # no view of input
         raise InvalidArgs(
             f"input has shape {size} and index {shape}; both must have the same number of axes, and index "
             f"must not be larger except along axis {axis}."
