@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -482,11 +483,30 @@ def test_index_put_of_rows_names_the_negative_indices_that_it_accepts() -> None:
         hf.index_put(torch.zeros(4, 3), (index - 1,), torch.ones(3, 3))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_index_put_refuses_nested_tensors_at_an_index_of_rows() -> None:
+    index, table = (torch.tensor([0, 1]),), torch.zeros(3, 2)
+    nested = torch.nested.as_nested_tensor([table])
+    with pytest.raises(hf.InvalidArgs, match="values is a nested tensor; it must be a dense one"):
+        hf.index_put(table, index, nested)
+    with pytest.raises(hf.InvalidArgs, match="input is a nested tensor; it must be a dense one"):
+        hf.index_put(nested, index, table[:2])
+
+
 def test_alpha_may_be_any_number_of_the_compute_type() -> None:
     largest = float.fromhex("0x1.fffffefffffffp127")  # rounds to the largest float32
     index, rows = torch.tensor([1]), torch.ones(1, 2)
     assert hf.index_add(torch.zeros(2, 2), 0, index, rows, alpha=largest)[1, 0] == torch.finfo().max
     assert hf.index_add(torch.zeros(2, 2).double(), 0, index, rows.double(), alpha=1e300)[1, 0] == 1e300
+
+
+@pytest.mark.parametrize("first", [0.0, -0.0])
+def test_a_factor_of_minus_zero_keeps_its_sign_after_another_zero(first: float) -> None:
+    table, index, rows = torch.full((3,), -0.0), torch.tensor([1]), torch.ones(1)
+    for alpha in (first, -first, first):
+        found = hf.index_add(table, 0, index, rows, alpha=alpha).signbit()
+        assert found.tolist() == [True, math.copysign(1, alpha) < 0, True]
+        assert torch.equal(found, table.index_add(0, index, rows, alpha=alpha).signbit())
 
 
 def test_the_maximum_of_several_samples_gives_no_warning() -> None:
@@ -519,12 +539,13 @@ def test_terms_that_an_empty_index_leaves_out_have_a_gradient() -> None:
             assert torch.equal(found, table) and torch.equal(gradient, torch.zeros_like(terms))
 
 
-def test_gather_takes_an_empty_index_of_any_rank() -> None:
+def test_gather_takes_an_empty_index_of_any_shape() -> None:
     table = torch.ones(4, 5, requires_grad=True)
-    for shape in ((0,), (3, 0, 2)):
+    for shape in ((0,), (3, 0, 2), (0, 7), (9, 0)):
         index = torch.zeros(shape, dtype=torch.int64)
         found = hf.gather(table, 0, index)
         assert found.shape == torch.gather(table, 0, index).shape
+        found.add_(1)  # refused for a view of the table
         (gradient,) = torch.autograd.grad(found.sum(), table)
         assert gradient.shape == (4, 5) and not gradient.any()
 

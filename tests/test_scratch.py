@@ -6,18 +6,23 @@ import ast
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import holdfast as hf
+from holdfast.backends import scratch
 from holdfast.backends.scratch import GAP, Runs, Scratch, guarded, overruns
 from holdfast.core.bits import mismatch
 from holdfast.core.case import operands_of
 from holdfast.core.workspace_layout import WorkspaceLayout, first_address, workspace_overruns
+from holdfast.ops.scatter import cpu as scatter
 from holdfast.ops.tree_sum import cpu as trees
 from holdfast.proof.conformance import Way, cases_of, check, gpu_way, run_reference, select_on
 
@@ -201,3 +206,29 @@ def test_a_run_that_overruns_a_piece_fails_its_case(backend: str, monkeypatch: p
     monkeypatch.setattr(WorkspaceLayout, "ranges", halved)
     (difference,) = check(plan, case, way, args, reference, select_on(backend))
     assert "was overrun" in difference.detail
+
+
+@pytest.mark.parametrize("count", [200, 2**19])
+def test_a_call_during_a_run_has_a_workspace_of_its_own(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler of a signal may call the library at any time, also between two kernels of a run."""
+    table, rows = torch.zeros(50, 8), torch.randn(count, 8)
+    index, other = (torch.randint(50, (count,), generator=torch.Generator().manual_seed(i)) for i in (1, 2))
+    expected, sort = hf.index_add(table, 0, index, rows), scatter.counting_sort
+
+    def interrupted(*given: Any) -> Any:
+        monkeypatch.setattr(scatter, "counting_sort", sort)
+        hf.index_add(table, 0, other, rows)
+        return sort(*given)
+
+    for _ in range(4):  # the third call with the same metadata may be a repetition
+        monkeypatch.setattr(scatter, "counting_sort", interrupted)
+        assert torch.equal(hf.index_add(table, 0, index, rows), expected)
+        assert scatter.counting_sort is sort
+
+
+def test_a_larger_scratch_does_not_free_the_scratch_of_an_interrupted_kernel() -> None:
+    Scratch("interrupted", Runs(1, 64)).of_thread()
+    memory = weakref.ref(scratch._memory[threading.get_ident()])
+    size = memory().numel()  # type: ignore[union-attr]
+    Scratch("handler", Runs(1, size + 1)).of_thread()
+    assert scratch._memory[threading.get_ident()].numel() >= 2 * size and memory() is not None

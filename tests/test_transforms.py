@@ -132,6 +132,33 @@ def test_no_samples(name: str) -> None:
     assert [mine.shape for mine in found] == [sample.shape for sample in samples]
 
 
+BY_INDEX: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "index_add": lambda w, i: hf.index_add(w, 0, i, w[:3]),
+    "index_add of columns": lambda w, i: hf.index_add(w, 1, i, w),
+    "index_select": lambda w, i: hf.index_select(w, 0, i),
+    "index_select of a scalar": lambda w, i: hf.index_select(w[0, 0], 0, i[:1]),
+    "index_put": lambda w, i: hf.index_put(w, (i,), w[:3]),
+    "index_put of two axes": lambda w, i: hf.index_put(w, (i, i), w[0]),
+    "scatter_add": lambda w, i: hf.scatter_add(w, 0, i[:, None].expand(3, 3), w),
+    "scatter_add of an empty index": lambda w, i: hf.scatter_add(w, 0, i[:0], w),
+    "gather": lambda w, i: hf.gather(w, 0, i[:, None].expand(3, 3)),
+    "gather of an empty index": lambda w, i: hf.gather(w, 0, i[:0]),
+    "segment_reduce": lambda w, i: hf.segment_reduce(w[:3], i, 5, reduce="mean"),
+    "segment_reduce max": lambda w, i: hf.segment_reduce(w[:3], i, 5, reduce="max"),
+    "embedding": lambda w, i: hf.embedding(i, w),
+    "embedding_bag": lambda w, i: hf.embedding_bag(i, w, i[:1] * 0),
+}
+
+
+@pytest.mark.parametrize("name", BY_INDEX)
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_samples_of_an_index(name: str, shared: bool) -> None:
+    call, indices = BY_INDEX[name], torch.zeros(3, 0, dtype=torch.int64)
+    table = TABLE if shared else TABLE.new_empty(0, *TABLE.shape)
+    shape = call(TABLE, torch.tensor([0, 1, 1])).shape
+    assert vmap(call, in_dims=(None if shared else 0, 1))(table, indices).shape == (0, *shape)
+
+
 @pytest.mark.parametrize("function", [hf.embedding, hf.embedding_bag])
 def test_a_frequency_is_that_of_the_sample(function: Any) -> None:
     """The gradient of a table that samples share is the sum of their gradients."""

@@ -51,17 +51,22 @@ class Scratch:
         self.size = sum(group.bytes for group in runs)
 
     def of_thread(self) -> int:
-        """The address of the first run. It is valid until the calling thread asks for scratch again.
+        """The address of the first run, for one call of a kernel in this thread.
 
         The memory is cached, because new memory costs page faults. It is found by thread id: thread-local
-        variables of OpenMP threads are lost when a call into Python returns.
+        variables of OpenMP threads are lost when a call into Python returns. Memory that has become too small
+        is kept: before the kernel starts, the handler of a signal may run another one.
         """
         if _guards is not None:
             return _guards.hand_out(self)
         thread = threading.get_ident()
         memory = _memory.get(thread)
         if memory is None or memory.numel() < self.size:
-            memory = _memory[thread] = torch.empty(self.size, dtype=torch.uint8, device="cpu")
+            size = self.size
+            if memory is not None:
+                _outgrown.append(memory)
+                size = max(size, 2 * memory.numel())  # so this happens a few times only
+            memory = _memory[thread] = torch.empty(size, dtype=torch.uint8, device="cpu")
         return memory.data_ptr()
 
     def of_team(self, threads: int) -> int:
@@ -125,6 +130,7 @@ def overruns(scratch: Scratch, memory: torch.Tensor) -> list[str]:
 
 
 _memory: dict[int, torch.Tensor] = {}
+_outgrown: list[torch.Tensor] = []
 _guards: Guards | None = None
 
 

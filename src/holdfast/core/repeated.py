@@ -37,7 +37,10 @@ class Work(NamedTuple):
     def run(self) -> Any:
         """Run the plan on torch's current stream; return the result."""
         plan = self.plan
-        plan.run(current_stream(plan.device), workspace_of(plan), self.args)
+        kept, workspace = workspace_of(plan)
+        plan.run(current_stream(plan.device), workspace, self.args)
+        if kept:
+            _cached.workspace = kept, workspace
         return self.result
 
 
@@ -82,7 +85,8 @@ def _written_out(
     device = plan.device
     known = {
         "plan": plan, "device": device, "make": type(args).of, "misalignment": launch.misalignment,
-        "stream_on": current_stream, "workspace_of": workspace_of, "raise_reported": raise_reported,
+        "stream_on": current_stream, "workspace_of": workspace_of, "cached": _cached,
+        "raise_reported": raise_reported,
         "misalignment_of": misalignment_of, "raw_stream": private.raw_stream, "matches": matches,
         "current_device": private.current_device, "grad_enabled": torch.is_grad_enabled,
         "threads": torch.get_num_threads,
@@ -143,8 +147,13 @@ def _written_out(
     size = plan.kernel.workspace_size if getattr(launch.launch, "bound_uses_workspace", True) else 0
     if bound is None:
         known["launch"] = launch.launch
-        lines.append(f"args = make({', '.join(given)})")
-        lines.append(f"launch(stream_on(device), workspace_of(plan), args, ({', '.join(addresses)},))")
+        lines += [
+            f"args = make({', '.join(given)})",
+            "kept, workspace = workspace_of(plan)",
+            f"launch(stream_on(device), workspace, args, ({', '.join(addresses)},))",
+            "if kept:",
+            "    cached.workspace = kept, workspace",
+        ]
     else:
         known["launch"] = bound(args)
         if size:
@@ -264,19 +273,21 @@ def current_stream(device: torch.device) -> Stream:
 _stream = lru_cache(maxsize=256)(Stream)
 
 
+#: ``workspace``: the bytes of a CPU workspace, and the workspace, since new memory costs page faults.
 _cached = threading.local()
-#: CPU workspaces of up to this many bytes are cached per thread, since fresh memory costs page faults.
+#: CPU workspaces of up to this many bytes are cached per thread.
 _CACHED_BYTES = 2**26
 
 
-def workspace_of(plan: Plan[Any, Any]) -> Workspace:
-    """A workspace for a run of ``plan`` in this thread, valid until the next call."""
+def workspace_of(plan: Plan[Any, Any]) -> tuple[int, Workspace]:
+    """A workspace for a run of ``plan`` in this thread; before it, its bytes if the caller is to cache both.
+
+    It is not in the cache during the run: the handler of a signal may call this library, too.
+    """
     size, device = plan.kernel.workspace_size, plan.device
     if not size:
-        return NO_WORKSPACE
+        return 0, NO_WORKSPACE
     if device.type != "cpu" or size > _CACHED_BYTES:
-        return Workspace.allocate(size, device)
-    cached: Workspace = getattr(_cached, "workspace", NO_WORKSPACE)
-    if cached.size < size:
-        cached = _cached.workspace = Workspace.allocate(size, device)
-    return cached
+        return 0, Workspace.allocate(size, device)
+    found: tuple[int, Workspace] = _cached.__dict__.pop("workspace", (0, NO_WORKSPACE))
+    return found if found[0] >= size else (size, Workspace.allocate(size, device))

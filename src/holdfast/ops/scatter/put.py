@@ -55,7 +55,8 @@ class Put(NamedTuple):
         terms = values.expand(wanted).reshape((*before, rows.numel(), *after))
         order = (*others[:first], *axes, *others[first:])
         view = input.permute(order)
-        return cls(view, first, rows.reshape(-1), terms, indexed, tuple(axes), tuple(input.shape), order)
+        flat = rows.reshape(rows.numel())
+        return cls(view, first, flat, terms, indexed, tuple(axes), tuple(input.shape), order)
 
     @property
     def table(self) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from math import prod
+from math import copysign, prod
 from typing import Any
 
 import torch
@@ -60,7 +60,8 @@ __all__ = [
 
 
 @cached_plan
-def _plan(shape, table, dim, width, dtype, index_dtype, device, base, reduce, alpha):
+def _plan(shape, table, dim, width, dtype, index_dtype, device, base, reduce, alpha, sign):
+    """``sign`` is that of ``alpha``: as keys of a cache, 0.0 and -0.0 are equal."""
     return select_plan(
         ScatterPlan, device, shape=shape, table=table, dim=dim, width=width, dtype=dtype,
         index_dtype=index_dtype, base=base, reduce=reduce, alpha=alpha,
@@ -145,7 +146,8 @@ def _scatter(input, index, src, size, dim, base, reduce, alpha):
     if index.numel() and not out.numel():
         return _check_of(index, out, dim)._replace(result=out)
     fields, index, tensors = _problem(index, size, dim, [input, src, out])
-    plan = _plan(*fields, src.dtype, index.dtype, src.device, base, reduce, float(alpha))
+    sign = copysign(1.0, alpha)
+    plan = _plan(*fields, src.dtype, index.dtype, src.device, base, reduce, float(alpha), sign)
     return Work(plan, ScatterArgs(input=tensors[0], index=index, src=tensors[1], out=tensors[2]), out)
 
 
@@ -273,7 +275,8 @@ def _as_elements(index, batched, samples, shape, dim):
     """Indices of several samples, samples first; ``shape`` is that of a sample's terms."""
     index = index[None] if batched is None else index.movedim(batched, 0)
     if index.dim() - 1 != len(shape):  # one index for each row
-        index = index.reshape(index.shape[0], *[1] * dim, -1, *[1] * (len(shape) - 1 - dim))
+        given, rows = index.shape
+        index = index.reshape(given, *[1] * dim, rows, *[1] * (len(shape) - 1 - dim))
     return index.expand(samples, *shape)
 
 
@@ -479,10 +482,10 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     require_tensor("input", input)
     _require_index(index)
     axis, size, shape = _axis(dim, input.dim()), tuple(input.shape) or (1,), tuple(index.shape) or (1,)
-    if not index.numel() and len(shape) != len(size):  # torch takes an empty index of any rank
-        return input.reshape(-1)[:0].reshape(index.shape)
     larger = len(shape) == len(size) and any(d != axis and length > size[d] for d, length in enumerate(shape))
     if len(shape) != len(size) or larger:
+        if not index.numel():  # torch takes an empty index of any shape
+            return input.reshape(input.numel())[:0].reshape(index.shape).clone()  # no view of input
         raise InvalidArgs(
             f"input has shape {size} and index {shape}; both must have the same number of axes, and index "
             f"must not be larger except along axis {axis}."
@@ -514,7 +517,7 @@ def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Te
             "and one element for an input of rank 0."
         )
     if input.dim() == 0:
-        return _read(input.reshape(1), index.reshape(-1), axis, "raise").reshape(())  # type: ignore[no-any-return]
+        return _read(input.reshape(1), index.reshape(1), axis, "raise").reshape(())  # type: ignore[no-any-return]
     return _read(input, index if index.dim() else index.reshape(1), axis, "raise")  # type: ignore[no-any-return]
 
 
@@ -582,6 +585,8 @@ def _index_of_rows(input: Any, indices: Any, values: Any) -> torch.Tensor | None
         return None
     (index,) = indices
     if not (isinstance(index, torch.Tensor) and isinstance(values, torch.Tensor) and input.dim()):
+        return None
+    if input.is_nested or values.is_nested:  # a nested tensor has no shape
         return None
     of_rows = index.dim() == 1 and index.dtype in INDEX_DTYPES and index.device == input.device
     if not of_rows or values.shape != index.shape + input.shape[1:]:
