@@ -95,10 +95,10 @@ MOST_FUNCTIONS = 52
 #: The same where both learn a scale and a zero point, or where a function calls several operators.
 MORE_FUNCTIONS = {
     "affine_grid": 80,
-    "embedding_bag": 60,
-    "fake_quantize": 88,
-    "index_put": 100,
-    "segment_reduce": 68,
+    "embedding_bag": 56,
+    "fake_quantize": 72,
+    "index_put": 88,
+    "segment_reduce": 54,
 }
 
 
