@@ -558,3 +558,16 @@ def test_indices_and_offsets_of_a_table_without_columns_are_checked(mode: str) -
         hf.embedding_bag(torch.tensor([3, 9, 1]), table, offsets, mode=mode)
     with pytest.raises(hf.InvalidIndex, match=r"offsets\[1\] is 7"):
         hf.embedding_bag(torch.tensor([3, 0, 1]), table, torch.tensor([0, 7]), mode=mode)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [1, 8, 40])
+def test_maxima_of_a_table_without_rows(columns: int, dtype: torch.dtype) -> None:
+    """There is no row that could stand in for an index that is left out."""
+    indices, offsets = torch.tensor([3, -1, 0, 7, 7]), torch.tensor([0, 2, 2])
+    for table in (torch.empty(0, columns, dtype=dtype), torch.ones(5, columns, dtype=dtype)[5:]):
+        weight = table.detach().requires_grad_()
+        out = hf.embedding_bag(indices, weight, offsets, mode="max", bad_index="skip")
+        assert out.equal(torch.zeros(3, columns, dtype=dtype))
+        out.sum().backward()
+        assert weight.grad is not None and weight.grad.shape == weight.shape

@@ -405,7 +405,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
                 def part(first: int, last: int) -> None:
                     max_bags(
-                        first, last, found.starts, found.kept, (weight, *of_weight), desc.columns,
+                        first, last, found.starts, found.kept, (weight, *of_weight), desc.rows, desc.columns,
                         (out, *of_out), 0, MAXIMA.of_thread(), number(compute),
                     )  # fmt: skip
 
@@ -545,7 +545,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
 
         def part(first: int, last: int) -> None:
             max_bags(
-                first, last, found.starts, found.kept, table, desc.columns, table, chosen,
+                first, last, found.starts, found.kept, table, desc.rows, desc.columns, table, chosen,
                 MAXIMA.of_thread(), like,
             )  # fmt: skip
 

@@ -145,10 +145,10 @@ def _maxima_of_bag(begin, end, kept, weight, column, count, scratch, like):
 
 
 @kernel
-def max_bags(first, last, starts_at, kept_at, weight, columns, output, chosen_at, scratch, like):
+def max_bags(first, last, starts_at, kept_at, weight, rows, columns, output, chosen_at, scratch, like):
     """Maximum of each column in the bags ``first`` to ``last``; with ``chosen_at``, its position instead.
 
-    ``weight`` and ``output`` are (address, kind, row stride, column stride).
+    ``weight`` and ``output`` are (address, kind, row stride, column stride). The table has ``rows`` rows.
     """
     weight_at, kind, row_step, step = weight
     out_at, out_kind, out_row, out_step = output
@@ -160,7 +160,9 @@ def max_bags(first, last, starts_at, kept_at, weight, columns, output, chosen_at
         for column in range(0, columns, COLUMNS):
             count = min(COLUMNS, columns - column)
             begin = weight_at + column * (kind & ITEM_SIZE)
-            if step == 1 and kind == size_of(like):
+            if rows == 0:  # the vector kernels read row 0 for terms that are left out
+                _maxima_of_bag(terms[0], terms[1], kept, weight, column, count, scratch, like)
+            elif step == 1 and kind == size_of(like):
                 _maxima_of_rows(pointer(begin, like), row_step, kept, terms, count, best, found)
             elif step == 1 and kind == BFLOAT16:
                 _maxima_of_rows(pointer(begin, np.uint16), row_step, kept, terms, count, best, found)
@@ -179,4 +181,4 @@ def max_bags(first, last, starts_at, kept_at, weight, columns, output, chosen_at
 def compile_max(compute: Float) -> None:
     """Compile ``max_bags`` for a compute type."""
     rows = (0, 8, 0, 1)
-    compile_kernel(max_bags, 0, 0, 0, 0, rows, 1, rows, 0, MAXIMA.of_thread(), number(compute))
+    compile_kernel(max_bags, 0, 0, 0, 0, rows, 1, 1, rows, 0, MAXIMA.of_thread(), number(compute))
