@@ -893,10 +893,8 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         """As ``sum_by_row``, for few terms."""
         desc, (out, _, indices) = self.desc, args.operands()
         assert self.few is not None
-        sort, by_count = (
-            self.few.sort(indices.element_size(), _table(walk, 0), desc.padding),
-            int(desc.by_count),
-        )
+        sort = self.few.sort(indices.element_size(), _table(walk, 0), desc.padding)
+        by_count = int(desc.by_count)
         row_table = table_of(out.shape[:1], out.stride()[:1])
         filling = Filling(out, None, lambda tensor: row_table, (desc.columns, out.stride(1), 0))
 
