@@ -220,7 +220,7 @@ def test_any_number_of_columns(dtype: torch.dtype, streamed: bool, monkeypatch: 
             out = run_plan("cpu", weight, indices, offsets, mode=mode)
             wanted = run_plan("reference", weight, indices, offsets, mode=mode)
             assert digest({"out": out}) == digest({"out": wanted}), columns
-    assert len(tasks) == 2 * 22 and any(task[7] for task in tasks) == streamed
+    assert len(tasks) == 2 * 22 and any(task[8] for task in tasks) == streamed
 
 
 def test_a_repeated_call_sees_other_values() -> None:
@@ -242,22 +242,54 @@ def test_a_repeated_call_sees_other_values() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_bad_index_in_any_range_is_found(threads: int) -> None:
-    """The threads check ranges of indices. One of them has a bad index, at its begin or at its end."""
-    count, weight = 9 * cpu_sums._CHECKED + 5, table()
-    indices = index_values("uniform", "ranges", (count,), ROWS, torch.int64)
-    offsets, before = torch.arange(0, count, 50), torch.get_num_threads()
+def test_a_bad_index_in_any_batch_is_found(threads: int) -> None:
+    """At the begin and the end of a batch, in the last bag, in no bag; by a plan and by repeated calls."""
+    bags, weight = 9 * cpu_sums.BATCH + 5, table()
+    indices = index_values("uniform", "batches", (bags * 50 + 3,), ROWS, torch.int64)
+    offsets, before = torch.arange(0, bags * 50 + 1, 50), torch.get_num_threads()  # the last 3 are in no bag
+
+    def call(indices: torch.Tensor) -> torch.Tensor:
+        return hf.embedding_bag(indices, weight, offsets, mode="sum", include_last_offset=True)
+
+    def run(indices: torch.Tensor) -> torch.Tensor:
+        return run_plan("cpu", weight, indices, offsets, mode="sum", include_last_offset=True)
+
     torch.set_num_threads(threads)
     try:
-        made = run_plan("cpu", weight, indices, offsets, mode="sum")
-        for place in (0, cpu_sums._CHECKED - 1, 5 * cpu_sums._CHECKED, count - 1):
-            wrong = indices.clone()
-            wrong[place] = ROWS
-            with pytest.raises(IndexError, match=rf"position {place} .* is {ROWS}"):
-                run_plan("cpu", weight, wrong, offsets, mode="sum")
+        made = [run(indices), *(call(indices) for _ in range(4))]
+        batch = 50 * cpu_sums.BATCH
+        for place in (0, batch - 1, batch, 5 * batch + 7, bags * 50 - 1, bags * 50, bags * 50 + 2):
+            for value in (ROWS, -1):
+                wrong = indices.clone()
+                wrong[place] = value
+                for function in (run, call):
+                    with pytest.raises(IndexError, match=rf"position {place} .* is {value}"):
+                        function(wrong)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(made, run_plan("reference", weight, indices, offsets, mode="sum"))
+    wanted = run_plan("reference", weight, indices, offsets, mode="sum", include_last_offset=True)
+    assert all(torch.equal(one, wanted) for one in made)
+
+
+def test_a_plan_that_refuses_indices_has_written_nothing() -> None:
+    weight, offsets = table(), torch.arange(0, 6400, 50)
+    indices = index_values("uniform", "nothing written", (6400,), ROWS, torch.int64)
+    desc = hf.plans.EmbeddingBagDescriptor(
+        shape=(6400,),
+        num_embeddings=ROWS,
+        embedding_dim=weight.shape[1],
+        dtype=weight.dtype,
+        mode="sum",
+        offsets=128,
+    )
+    plan = hf.plans.EmbeddingBagPlan.select(hf.Stream.current("cpu"), desc)
+    out = torch.full((128, weight.shape[1]), 7.0, dtype=weight.dtype)
+    indices[6399] = ROWS
+    args = hf.plans.EmbeddingBagArgs(weight=weight, indices=indices, offsets=offsets, out=out)
+    workspace = hf.Workspace.allocate(plan.workspace_size(), torch.device("cpu"))
+    with pytest.raises(IndexError, match="position 6399"):
+        plan.run(hf.Stream.current("cpu"), workspace, args)
+    assert bool((out == 7).all())
 
 
 def test_a_bag_has_the_same_bits_in_any_batch() -> None:

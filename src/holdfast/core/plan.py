@@ -95,8 +95,8 @@ A_contra = TypeVar("A_contra", bound=Args, contravariant=True)
 #: may have an attribute ``bound``: a function of args, whose result launches with the host values of these
 #: args and takes the handle of a stream, the aligned address of a workspace, and each operand's address. The
 #: plan's device must be the current one. The address of the workspace is 0 if the launch has the attribute
-#: ``bound_uses_workspace`` and it is False. A bound launch may return False: then it has done nothing, and
-#: the values of the operands need the launch itself.
+#: ``bound_uses_workspace`` and it is False. The outputs of a bound launch are new. It may return False: then
+#: the values of the operands need the launch itself, and the outputs may hold anything.
 Launch = Callable[[Stream, Workspace, A, Sequence[int]], None]
 
 

@@ -352,7 +352,9 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         desc, weights = self.desc, args.per_sample_weights
         kinds = types_of(desc, widened=weights is not None and not weights.is_contiguous())
         in_order = args.indices.is_contiguous() and args.weight.stride(1) == args.out.stride(1) == 1
-        return None if kinds is None or not in_order else OnePass(desc, args, kinds)
+        if kinds is None or not in_order or desc.bags == 0:
+            return None
+        return OnePass(desc, args, kinds)
 
     def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
         one_pass, weights = self.one_pass(args), args.per_sample_weights
@@ -366,14 +368,14 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
                 out_at, weight_at, indices_at, offsets_at, weights = addresses
                 if not in_place:
                     weights = _widened(self.weights, workspace, args.per_sample_weights, shape)
-                if one_pass.run(0, 0, out_at, weight_at, indices_at, offsets_at, weights):
+                if one_pass.run(out_at, weight_at, indices_at, offsets_at, weights):
                     return
             if not general:
                 general.append(self.prepare_general(args))
             general[0](stream, workspace, args, addresses)
 
         if one_pass is not None and in_place:
-            launch.bound = lambda args: one_pass.run  # type: ignore[attr-defined]
+            launch.bound = lambda args: one_pass.run_at_once  # type: ignore[attr-defined]
             launch.bound_uses_workspace = False  # type: ignore[attr-defined]
         return launch
 

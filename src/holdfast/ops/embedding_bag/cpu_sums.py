@@ -41,25 +41,25 @@ from holdfast.ops.segment_sum import indexed
 CHUNK = indexed.CHUNK
 #: Most terms of a bag.
 MOST_TERMS = CHUNK * CHUNK
-#: Prefetch distance in elements and its range in terms, and the level of the cache. Rows of a table that does
-#: not fit into the caches take longer; more of them can be on the way to the second level.
-_AHEAD, _TERMS_AHEAD, _LEVEL = 1024, (16, 64), 1
-_FAR_AHEAD, _FAR_TERMS_AHEAD, _FAR_LEVEL = 4096, (32, 128), 2
-#: Minimum bytes of a table whose rows are prefetched, and of a table that does not fit into the caches.
-_NEAR_FROM, _FAR_FROM = 2**24, 2**26
+#: Prefetch distance in bytes of columns, and its range in terms. A longer distance costs more than it gains:
+#: each row is in another page, and processors keep 64 or 72 addresses of pages at hand.
+_AHEAD, _TERMS_AHEAD = 2**13, (16, 24)
+#: Minimum bytes of a table whose rows are prefetched. Wide columns of a larger table are prefetched to the
+#: second level of the caches only.
+_PREFETCHED_FROM, _FAR_FROM, _FAR_COLUMNS = 2**20, 2**24, 256
 #: Bags whose columns are summed before the next columns.
 BATCH = 64
 #: Ranges of bags per thread. A thread that ends a range takes the next one.
 _RANGES = 4
-#: Indices that a thread checks before it takes the next ones.
-_CHECKED = 2**14
 #: Minimum bytes of an output that is written with streaming stores: it does not stay in the caches anyway.
 _STREAMED_FROM = 2**24
 
-# A task of ``check_bags`` and ``sum_bags``: 22 numbers, of which the first 9 differ between calls. Then come
-# values whose types are those of the elements of the table and the output (int16 for bits of float16, uint16
-# for bits of bfloat16), of the indices, of the weights (int8 for no weights), and of the sums.
-_NUMBERS, _VARIABLES, _NEXT, _SIMPLE = 22, 9, 0, 1
+# A task of ``sum_bags``: 23 numbers, of which the first 10 differ between calls. Then come values whose types
+# are those of the elements of the table and the output (int16 for bits of float16, uint16 for bits of
+# bfloat16), of the indices, of the weights (int8 for no weights), and of the sums.
+_NUMBERS, _VARIABLES, _NEXT, _SIMPLE, _STEPS = 23, 10, 0, 1, 2
+#: What ``sum_bags`` does with each batch of bags.
+_CHECKS, _SUMS = 1, 2
 _Task = task_of(_NUMBERS + 4)
 
 
@@ -113,26 +113,25 @@ def _column_sums(columns: int) -> Any:
             is_ragged = builder.icmp_signed("!=", builder.and_(either, count(LINE - 1)), count(0))
 
             table_bytes = builder.mul(rows, row_bytes)
-            is_near = builder.icmp_unsigned(">=", table_bytes, count(_NEAR_FROM))
+            is_prefetched = builder.icmp_unsigned(">=", table_bytes, count(_PREFETCHED_FROM))
             is_far = builder.icmp_unsigned(">=", table_bytes, count(_FAR_FROM))
+            distance = count(min(max(_AHEAD // (columns * size), _TERMS_AHEAD[0]), _TERMS_AHEAD[1]))
             final = builder.sub(indices_count, count(1))
 
             def prefetch_after(place):
                 """Prefetch the row of a later term, or of the last one, unless the table is small."""
-                with builder.if_then(is_near):
-                    prefetch_ahead(place)
-
-            def prefetch_ahead(place):
-                near = count(min(max(_AHEAD // columns, _TERMS_AHEAD[0]), _TERMS_AHEAD[1]))
-                far = count(min(max(_FAR_AHEAD // columns, _FAR_TERMS_AHEAD[0]), _FAR_TERMS_AHEAD[1]))
-                ahead = builder.add(place, builder.select(is_far, far, near))
-                ahead = builder.select(builder.icmp_signed("<", ahead, final), ahead, final)
-                row = row_of(index_at(ahead))
-                with builder.if_else(is_far) as (far, near):
-                    with far:
-                        prefetch_columns(row, _FAR_LEVEL)
-                    with near:
-                        prefetch_columns(row, _LEVEL)
+                with builder.if_then(is_prefetched):
+                    ahead = builder.add(place, distance)
+                    ahead = builder.select(builder.icmp_signed("<", ahead, final), ahead, final)
+                    row = row_of(index_at(ahead))
+                    if columns * size < _FAR_COLUMNS:
+                        prefetch_columns(row, 1)
+                        return
+                    with builder.if_else(is_far) as (far, near):
+                        with far:
+                            prefetch_columns(row, 2)
+                        with near:
+                            prefetch_columns(row, 1)
 
             def prefetch_columns(row, level):
                 for at in range(0, columns, LINE // size):
@@ -235,12 +234,9 @@ def _batch_sums(columns: int) -> Any:
     sum_columns = _column_sums(columns)
 
     def sum_batch(first, last, rows, places, bags, factors, out, column, stored, like):
-        """Sum the columns from ``column`` on of the bags ``first`` to ``last``, as ``_sum_range``.
-
-        ``rows``, ``places`` and ``factors`` are ``table``, ``indices`` and ``weights`` of ``sum_columns``.
-        """
+        """Sum the columns from ``column`` on of the bags ``first`` to ``last``, as ``_sum_batch``."""
         outlined()
-        offsets, length, count = bags
+        offsets, length, count, _ = bags
         address, step, mean, streamed = out
         begin = begin_of(first, offsets, length, count)
         for bag in range(first, last):
@@ -277,66 +273,77 @@ def check_offsets(offsets, count):
     return -1, max(longest, count - before)
 
 
-@team_kernel(_NUMBERS)
-def check_bags(task):
-    """Set the number ``simple`` of the task to 0 if ``sum_bags`` cannot sum the bags.
-
-    It can if the offsets are right, no bag is too long, and, with ``raises``, all indices are in range. The
-    threads take ranges of indices; the thread that takes the first one also checks the offsets.
-    """
-    (
-        _, _, _, _, indices, offsets, _, _, _, _, _, rows, _, _, count, item, step, given, length, _, _,
-        raises, index,
-    ) = task[0]  # fmt: skip
-    numbers, places = numbers_of(task), pointer(indices, index)
-    while True:
-        first = take(numbers, _NEXT, _CHECKED)
-        if first >= max(count, 1):
-            break
-        wrong, longest = -1, length
-        if first == 0 and given > 0:
-            wrong, longest = check_offsets((offsets, item, step, given), count)
-        checked = min(_CHECKED, count - first) if raises != 0 else 0
-        valid = 0
-        for n in range(first, first + checked):
-            valid += (places[n] >= 0) & (places[n] < rows)
-        if wrong >= 0 or longest > MOST_TERMS or valid < checked:
-            numbers[_SIMPLE] = 0
-            break
+@jit
+def _sizes_of(first, last, bags):
+    """The smallest and the largest size of the bags ``first`` to ``last``; negative if offsets descend."""
+    offsets, length, count, _ = bags
+    address, item, step, given = offsets
+    least, most = np.int64(MOST_TERMS), np.int64(0)
+    if item == 8 and step == 1 and last < given:  # this loop vectorises
+        contiguous = pointer(address, np.int64)
+        for bag in range(first, last):
+            size = contiguous[bag + 1] - contiguous[bag]
+            least, most = min(least, size), max(most, size)
+        return least, most
+    begin = begin_of(first, offsets, length, count)
+    for bag in range(first, last):
+        end = begin_of(bag + 1, offsets, length, count)
+        least, most = min(least, end - begin), max(most, end - begin)
+        begin = end
+    return least, most
 
 
 @jit
-def _sum_range(first, last, table, columns, indices, bags, weights, out, types_of):
+def _is_simple(first, last, places, bags, rows, raises):
+    """Whether the bags ``first`` to ``last`` can be summed by ``_sum_batch``, with ``bags`` as for it.
+
+    They can if their offsets are right, no bag is too long and, with ``raises``, all indices are in range.
+    With the last bag come the indices behind it, which are in no bag.
+    """
+    outlined()
+    offsets, length, count, number = bags
+    begin, end = begin_of(first, offsets, length, count), begin_of(last, offsets, length, count)
+    least, most = _sizes_of(first, last, bags)
+    if least < 0 or most > MOST_TERMS or begin < 0 or end > count or (first == 0 and begin != 0):
+        return False
+    end = count if last == number else end
+    if raises == 0 or begin == end:
+        return True
+    largest = np.uint64(0)
+    for n in range(begin, end):  # this loop vectorises; negative indices are large unsigned numbers
+        largest = max(largest, np.uint64(np.int64(places[n])))
+    return largest < np.uint64(rows)
+
+
+@jit
+def _sum_batch(first, last, rows, columns, places, bags, factors, out, types_of):
     """Sum the bags ``first`` to ``last``.
 
-    ``table`` is (address, row stride, rows, padding); ``bags`` is (offsets, length of a bag without offsets,
-    number of indices) with ``offsets`` as in ``load_offset``; ``indices`` and ``weights`` are addresses;
-    ``out`` is (address, row stride in bytes, 1 for the mean, 1 for streaming stores); ``types_of`` has a
-    value of each type.
+    ``rows`` is (pointer to the table, row stride, rows, padding). ``bags`` is (offsets, length of a bag
+    without offsets, number of indices, number of bags) with ``offsets`` as in ``load_offset``. ``places`` and
+    ``factors`` are pointers to all indices and weights. ``out`` is (address, row stride in bytes, 1 for the
+    mean, 1 for streaming stores). ``types_of`` has a value of the type of the elements and of the sums.
     """
-    stored, index, weight, like = types_of
-    rows = (pointer(table[0], stored), table[1], table[2], table[3])
-    places, factors = pointer(indices, index), pointer(weights, weight)
-    for batch in range(first, last, BATCH):
-        end, column = min(batch + BATCH, last), 0
-        while column < columns:
-            width = _width_of(columns - column, columns)
-            column = min(column, columns - width)  # some columns are summed twice, with equal results
-            if width == 128:
-                _sum_128(batch, end, rows, places, bags, factors, out, column, stored, like)
-            elif width == 64:
-                _sum_64(batch, end, rows, places, bags, factors, out, column, stored, like)
-            elif width == 32:
-                _sum_32(batch, end, rows, places, bags, factors, out, column, stored, like)
-            elif width == 16:
-                _sum_16(batch, end, rows, places, bags, factors, out, column, stored, like)
-            elif width == 8:
-                _sum_8(batch, end, rows, places, bags, factors, out, column, stored, like)
-            elif width == 4:
-                _sum_4(batch, end, rows, places, bags, factors, out, column, stored, like)
-            else:
-                _sum_1(batch, end, rows, places, bags, factors, out, column, stored, like)
-            column += width
+    stored, like = types_of
+    column = 0
+    while column < columns:
+        width = _width_of(columns - column, columns)
+        column = min(column, columns - width)  # some columns are summed twice, with equal results
+        if width == 128:
+            _sum_128(first, last, rows, places, bags, factors, out, column, stored, like)
+        elif width == 64:
+            _sum_64(first, last, rows, places, bags, factors, out, column, stored, like)
+        elif width == 32:
+            _sum_32(first, last, rows, places, bags, factors, out, column, stored, like)
+        elif width == 16:
+            _sum_16(first, last, rows, places, bags, factors, out, column, stored, like)
+        elif width == 8:
+            _sum_8(first, last, rows, places, bags, factors, out, column, stored, like)
+        elif width == 4:
+            _sum_4(first, last, rows, places, bags, factors, out, column, stored, like)
+        else:
+            _sum_1(first, last, rows, places, bags, factors, out, column, stored, like)
+        column += width
 
 
 @jit
@@ -354,20 +361,32 @@ def _width_of(rest, columns):
 
 @team_kernel(_NUMBERS)
 def sum_bags(task):
-    """Take ranges of bags and sum them, until no range is left."""
+    """Take ranges of bags, check and sum them in batches, until no range is left.
+
+    If a batch cannot be summed, the number ``simple`` of the task becomes 0, and the batch is left out.
+    """
     (
-        _, _, out, table, indices, offsets, weights, streamed, share, bags, row_step, rows, padding, columns,
-        count, item, step, given, length, out_step, mean, _, stored, index, weight, like,
+        _, _, steps, out, table, indices, offsets, weights, streamed, share, number, row_step, rows, padding,
+        columns, count, item, step, given, length, out_step, mean, raises, stored, index, weight, like,
     ) = task[0]  # fmt: skip
+    numbers = numbers_of(task)
+    of_table = (pointer(table, stored), row_step, rows, padding)
+    places, factors = pointer(indices, index), pointer(weights, weight)
+    bags = ((offsets, item, step, given), length, count, number)
     while True:
-        first = take(numbers_of(task), _NEXT, share)
-        if first >= bags:
+        first = take(numbers, _NEXT, share)
+        if first >= number:
             break
-        _sum_range(
-            first, min(first + share, bags), (table, row_step, rows, padding), columns, indices,
-            ((offsets, item, step, given), length, count), weights, (out, out_step, mean, streamed),
-            (stored, index, weight, like),
-        )  # fmt: skip
+        last = min(first + share, number)
+        for batch in range(first, last, BATCH):
+            end = min(batch + BATCH, last)
+            if steps & _CHECKS and not _is_simple(batch, end, places, bags, rows, raises):
+                numbers[_SIMPLE] = 0
+            elif steps & _SUMS:
+                _sum_batch(
+                    batch, end, of_table, columns, places, bags, factors, (out, out_step, mean, streamed),
+                    (stored, like),
+                )  # fmt: skip
     fence()
 
 
@@ -393,18 +412,18 @@ def types_of(desc: EmbeddingBagDescriptor, *, widened: bool = False) -> tuple[An
     return stored, index, weight, like
 
 
-def compile_sums(kinds: tuple[Any, ...]) -> tuple[TaskFunction, TaskFunction]:
-    """``check_bags`` and ``sum_bags``, compiled for these types."""
-    return check_bags.compiled(kinds[1]), sum_bags.compiled(*kinds)
+def compile_sums(kinds: tuple[Any, ...]) -> TaskFunction:
+    """``sum_bags``, compiled for these types."""
+    return sum_bags.compiled(*kinds)
 
 
 class OnePass:
-    """``check_bags`` and ``sum_bags`` for tensors like ``args``; ``kinds`` is found by ``types_of``."""
+    """``sum_bags`` for tensors like ``args``; ``kinds`` is found by ``types_of``."""
 
     def __init__(self, desc: EmbeddingBagDescriptor, args: EmbeddingBagArgs, kinds: tuple[Any, ...]) -> None:
-        self._check, self._sum = compile_sums(kinds)
+        self._sum = compile_sums(kinds)
         self._bags, self._elements = desc.bags, desc.count * desc.columns
-        self._checked = desc.count if desc.bad_index == "raise" else 0
+        self._count = desc.count
         offsets, out_step = args.offsets, args.out.stride(0) * args.out.element_size()
         layout = (8, 1, 0) if offsets is None else (offsets.element_size(), offsets.stride(0), len(offsets))
         self._constants = task_bytes(
@@ -415,16 +434,20 @@ class OnePass:
         aligned = out_step % LINE == 0 and desc.columns * desc.dtype.itemsize % LINE == 0
         self._large = aligned and args.out.nbytes >= _STREAMED_FROM
 
-    def run(
-        self, stream: int, workspace: int, out: int, table: int, indices: int, offsets: int, weights: int
-    ) -> bool:
+    def run(self, *addresses: int) -> bool:
         """Sum the bags of tensors at these addresses. Returns False, and writes nothing, if it cannot."""
+        return self._run(_CHECKS, self._count, *addresses) and self._run(_SUMS, self._elements, *addresses)
+
+    def run_at_once(self, stream: int, workspace: int, *addresses: int) -> bool:
+        """``run`` in one pass over the indices. If it returns False, some bags may have been written."""
+        return self._run(_CHECKS | _SUMS, self._elements, *addresses)
+
+    def _run(
+        self, steps: int, work: int, out: int, table: int, indices: int, offsets: int, weights: int
+    ) -> bool:
         share = max(1, -(-self._bags // (_RANGES * torch.get_num_threads())))
         streamed = self._large and out % LINE == 0
         task = _Task.from_buffer_copy(self._constants)
-        task[_SIMPLE:_VARIABLES] = (1, out, table, indices, offsets, weights, streamed, share)
-        run_together(self._check, task, self._checked)
-        if task[_SIMPLE]:
-            task[_NEXT] = 0
-            run_together(self._sum, task, self._elements)
+        task[_SIMPLE:_VARIABLES] = (1, steps, out, table, indices, offsets, weights, streamed, share)
+        run_together(self._sum, task, work)
         return bool(task[_SIMPLE])
