@@ -436,6 +436,47 @@ def test_a_refused_call_is_refused_after_right_calls(function: Any, tensors: Any
         function(*right)
 
 
+X, CODES = torch.linspace(-1, 1, 12), torch.arange(12, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("function", "tensor", "right", "wrong"),
+    [
+        (hf.quantize, X, {}, {"scale": None}),
+        (hf.quantize, X, {}, {"scale": np.array(1.0)}),
+        (hf.quantize, X, {}, {"zero_point": False}),
+        (hf.quantize, X, {}, {"zero_point": 0.0}),
+        (hf.quantize, X, {}, {"dtype": "int8"}),
+        (hf.quantize, X, {}, {"granularity": None}),
+        (hf.quantize, X, {}, {"granularity": "per_tensor"}),
+        (hf.quantize, X, {}, {"packed": 0}),
+        (hf.quantize, X, {"q_min": 0, "q_max": 1}, {"q_min": False}),
+        (hf.dequantize, CODES, {}, {"scale": None}),
+        (hf.dequantize, CODES, {}, {"dtype": "float32"}),
+        (hf.dequantize, CODES, {}, {"code_dtype": "int8"}),
+        (hf.dequantize, CODES, {}, {"packed": 0}),
+        (hf.dequantize, CODES, {}, {"length": 12}),
+        (hf.fake_quantize, X, {}, {"scale": None}),
+        (hf.fake_quantize, X, {}, {"dtype": "int8"}),
+        (hf.fake_quantize, X, {"q_min": 0, "q_max": 1}, {"dtype": "int4"}),
+        (hf.fake_quantize, X, {"grad_factor": "lsq"}, {"grad_factor": None}),
+        (hf.fake_quantize, X, {}, {"grad_factor": "other"}),
+        (hf.fake_quantize, X, {}, {"ste": None}),
+        (hf.fake_quantize, X, {}, {"ste": np.array(["in_range"])}),
+    ],
+)
+def test_a_wrong_argument_is_refused_after_right_calls(
+    function: Any, tensor: torch.Tensor, right: Any, wrong: Any
+) -> None:
+    right = {"scale": 1.0} | right
+    for _ in range(3):
+        for _ in range(3):
+            wanted = function(tensor, **right)
+        with pytest.raises(hf.HoldfastError):
+            function(tensor, **(right | wrong))
+        assert torch.equal(function(tensor, **right), wanted)
+
+
 def test_a_padding_from_the_back_is_not_none() -> None:
     """Operators take -1 for None."""
     weight = TABLE.clone().requires_grad_()

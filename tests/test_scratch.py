@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -229,8 +228,9 @@ def test_a_call_during_a_run_has_a_workspace_of_its_own(count: int, monkeypatch:
 
 
 def test_a_larger_scratch_does_not_free_the_scratch_of_an_interrupted_kernel() -> None:
-    Scratch("interrupted", Runs(1, 64)).of_thread()
-    memory = weakref.ref(scratch._memory[threading.get_ident()])
-    size = memory().numel()  # type: ignore[union-attr]
-    Scratch("handler", Runs(1, size + 1)).of_thread()
-    assert scratch._memory[threading.get_ident()].numel() >= 2 * size and memory() is not None
+    address = Scratch("interrupted", Runs(1, 64)).of_thread()
+    size, _ = scratch._places[threading.get_ident()]
+    other = Scratch("handler", Runs(1, size + 1)).of_thread()
+    assert scratch._places[threading.get_ident()] == (2 * size, other) and address != other
+    assert {address, other} <= {memory.data_ptr() for memory in scratch._memory}
+    assert Scratch("interrupted", Runs(1, 64)).of_thread() == other

@@ -60,13 +60,14 @@ class Scratch:
         if _guards is not None:
             return _guards.hand_out(self)
         thread = threading.get_ident()
-        memory = _memory.get(thread)
-        if memory is None or memory.numel() < self.size:
-            size = self.size
-            if memory is not None:
-                _outgrown.append(memory)
-                size = max(size, 2 * memory.numel())  # so this happens a few times only
-            memory = _memory[thread] = torch.empty(size, dtype=torch.uint8, device="cpu")
+        size, address = _places.get(thread, (0, 0))
+        if size >= self.size:
+            return address
+        memory = torch.empty(
+            max(self.size, 2 * size), dtype=torch.uint8, device="cpu"
+        )  # grows a few times only
+        _memory.append(memory)
+        _places[thread] = memory.numel(), memory.data_ptr()
         return memory.data_ptr()
 
     def of_team(self, threads: int) -> int:
@@ -129,8 +130,9 @@ def overruns(scratch: Scratch, memory: torch.Tensor) -> list[str]:
     return found
 
 
-_memory: dict[int, torch.Tensor] = {}
-_outgrown: list[torch.Tensor] = []
+#: All scratch memory; and the size and the address of the memory of each thread.
+_memory: list[torch.Tensor] = []
+_places: dict[int, tuple[int, int]] = {}
 _guards: Guards | None = None
 
 

@@ -249,14 +249,30 @@ class Walk:
         )  # fmt: skip
         self._task = task_of(len(self._bytes) // 8)
 
-    def run(self, addresses: Sequence[int]) -> None:
-        """Run the kernel over operands at these addresses; it may take more of them than a tile has."""
-        threads = threads_together(self._elements)
-        share = max(self._tiles // (_RANGES * threads), 1) if threads > 1 else self._tiles
-        task = self._task.from_buffer_copy(self._bytes)
-        last = _ADDRESSES + len(addresses)
-        task[_SHARE:last] = (share, threads, self._scratch.of_team(threads), *addresses)
-        run_together(self._function, task, self._elements)
+    def over(self, count: int, known: Mapping[int, int] | None = None) -> Callable[..., None]:
+        """A function that runs the kernel over operands at ``count`` addresses; ``known`` has some already.
+
+        The kernel may take more operands than a tile has. Like a bound launch, the function takes a stream
+        and a workspace before the addresses. It ignores addresses that are known or too many.
+        """
+        known = known or {}
+        given = min(known, default=count)
+        others = [position for position in range(given, count) if position not in known]
+        first = self._task.from_buffer_copy(self._bytes)
+        for position, address in known.items():
+            first[_ADDRESSES + position] = address
+        start, end = bytes(first), _ADDRESSES + given
+
+        def run(stream: int, workspace: int, *addresses: int) -> None:
+            threads = threads_together(self._elements)
+            share = max(self._tiles // (_RANGES * threads), 1) if threads > 1 else self._tiles
+            task = self._task.from_buffer_copy(start)
+            task[_SHARE:end] = (share, threads, self._scratch.of_team(threads), *addresses[:given])
+            for position in others:
+                task[_ADDRESSES + position] = addresses[position]
+            run_together(self._function, task, self._elements)
+
+        return run
 
 
 def launch_of(walk: Walk, compute: Float) -> Launch[Any]:
@@ -273,20 +289,20 @@ def launch_of(walk: Walk, compute: Float) -> Launch[Any]:
         return found
 
     def bound(args: Any) -> Callable[..., None]:
-        numbers = tensors_of_numbers(args)  # kept: their addresses are in use
-        known = [(position, tensor.data_ptr()) for position, tensor in numbers.items()]
-
-        def run(stream: int, workspace: int, *addresses: int) -> None:
-            at = [*addresses[: walk.operands]]
-            for position, address in known:
-                at[position] = address
-            walk.run(at)
-
-        run.numbers = numbers  # type: ignore[attr-defined]
+        numbers = tensors_of_numbers(args)
+        known = {position: tensor.data_ptr() for position, tensor in numbers.items()}
+        run = walk.over(walk.operands, known)
+        run.numbers = numbers  # type: ignore[attr-defined]  # kept: their addresses are in use
         return run
 
+    run = walk.over(walk.operands)
+
     def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-        bound(args)(0, 0, *addresses)
+        numbers = tensors_of_numbers(args)
+        at = [*addresses]
+        for position, tensor in numbers.items():
+            at[position] = tensor.data_ptr()
+        run(0, 0, *at)
 
     launch.bound = bound  # type: ignore[attr-defined]
     return launch

@@ -7,6 +7,7 @@ zero point as an optional tensor plus a number.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Rational, Real
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from holdfast.core.checks import INT64, finite_number, kind_of, require_tensor, whole_number
-from holdfast.core.dtypes import parse_dtype
+from holdfast.core.dtypes import dtype_name, parse_dtype
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.formats import format_of
 from holdfast.core.granularity import (
@@ -60,6 +61,28 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
     else:
         raise InvalidArgs(f"zero_point is {kind_of(zero_point)}; it must be an int32 tensor, an int or None.")
     return scale_tensor, scale_value, zero_tensor, zero_value
+
+
+def unchecked_arguments(scale: Any, zero_point: Any, granularity: Any) -> tuple[Any, ...]:
+    """``shared_arguments`` and the name of a granularity, for the ``again`` of an operator.
+
+    It compares them with the arguments of earlier calls, which were checked. If the scale is None, its value
+    is NaN, which equals nothing.
+    """
+    is_number = type(scale) is float
+    has_number = zero_point is None or type(zero_point) is int
+    return (
+        None if is_number else scale,
+        scale if is_number else math.nan if scale is None else 1.0,
+        None if has_number else zero_point,
+        (zero_point or 0) if has_number else 0,
+        granularity.name if isinstance(granularity, Granularity) else None,
+    )
+
+
+def unchecked_name(dtype: Any) -> str:
+    """The name of a dtype, for the ``again`` of an operator; no name of a dtype if it is none."""
+    return dtype_name(dtype) if type(dtype) is torch.dtype else ""
 
 
 def code_range(q_min: Any, q_max: Any) -> tuple[int | None, int | None]:

@@ -136,8 +136,10 @@ class RowKernel(AffineKernel[D]):
             streamed=self.streamed,
         )
 
+        over_rows = walk.over(4)
+
         def run(stream: int, workspace: int, out: int, scale: int, zero_point: int, x: int) -> None:
-            walk.run((out, x, scale, zero_point))
+            over_rows(stream, workspace, out, x, scale, zero_point)
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
             run(0, 0, *addresses)

@@ -17,7 +17,14 @@ from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import by_sample, cached_plan, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
-from holdfast.ops.affine.torch_op import SHARED_SCHEMA, plans_by_granularity, select, shared_arguments
+from holdfast.ops.affine.torch_op import (
+    SHARED_SCHEMA,
+    plans_by_granularity,
+    select,
+    shared_arguments,
+    unchecked_arguments,
+    unchecked_name,
+)
 from holdfast.ops.dequantize import plan as plans
 from holdfast.ops.dequantize.plan import DequantizeArgs, DequantizeBackwardArgs
 from holdfast.ops.packing.torch_op import packed_length
@@ -86,6 +93,7 @@ _from_integers = define(
     "dequantize", f"(Tensor q, {SHARED_SCHEMA}, str dtype, str code_dtype, SymInt? length) -> Tensor",
     _dequantize, _dequantize_fake,
 )  # fmt: skip
+_again = _from_integers.again
 _from_floats = define(
     "dequantize_from_float", f"(Tensor q, {SHARED_SCHEMA}, str dtype) -> Tensor", _dequantize,
     _dequantize_fake,
@@ -177,6 +185,12 @@ def dequantize(
     >>> hf.dequantize(packed, 0.5, packed=True, code_dtype=torch.int4, length=2)
     tensor([ 0.5000, -1.0000])
     """
+    if packed is False and isinstance(q, torch.Tensor):
+        codes = unchecked_name(q.dtype if code_dtype is None else code_dtype)
+        shared = unchecked_arguments(scale, zero_point, granularity)
+        found = _again(q, *shared, unchecked_name(dtype), codes, length)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
     require_tensor("q", q)
     validate_granularity(granularity)
     require_bool("packed", packed)

@@ -20,7 +20,14 @@ from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import cached_plan, define, named_dtype, register_vmap, select_plan
 from holdfast.ops.affine.batched import batched
-from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, refuse_second_derivative, shared_arguments
+from holdfast.ops.affine.torch_op import (
+    SHARED_SCHEMA,
+    code_range,
+    refuse_second_derivative,
+    shared_arguments,
+    unchecked_arguments,
+    unchecked_name,
+)
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
@@ -98,6 +105,7 @@ _forward = define(
     _fake_quantize,
     _fake_quantize_fake,
 )
+_again = _forward.again
 backward = define(
     "fake_quantize_backward",
     f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {RANGE_SCHEMA}) -> Tensor",
@@ -150,6 +158,13 @@ def checked_factor(given: Any) -> float:
     return finite_number("grad_factor", given, "a finite number, or 'lsq'") + 0.0
 
 
+def _unchecked_factor(given: Any) -> float | None:
+    """``grad_factor`` for the ``again`` of the operator; NaN, which equals nothing, if it must be checked."""
+    if type(given) is float:
+        return given
+    return None if isinstance(given, str) and given == "lsq" else math.nan
+
+
 def fake_quantize(
     x: torch.Tensor,
     scale: torch.Tensor | float,
@@ -181,11 +196,18 @@ def fake_quantize(
     >>> hf.fake_quantize(torch.tensor([0.3, 17.0, 1e4]), 1.0, dtype=torch.float8_e4m3fn)
     tensor([3.1250e-01, 1.6000e+01, 4.4800e+02])
     """
+    if dtype is None and q_min is None and q_max is None:
+        dtype = torch.int8
+    found = _again(
+        x, *unchecked_arguments(scale, zero_point, granularity),
+        None if dtype is None else unchecked_name(dtype), q_min, q_max,
+        ste._value_ if type(ste) is SteKind else ste, _unchecked_factor(grad_factor),
+    )  # fmt: skip
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     require_tensor("x", x)
     validate_granularity(granularity)
     require_choice("ste", ste, ESTIMATORS)
-    if dtype is None and q_min is None and q_max is None:
-        dtype = torch.int8
     codes = None if dtype is None else named_dtype("dtype", dtype), *code_range(q_min, q_max)
     shared = shared_arguments(scale, zero_point)
     learns_as_lsq = isinstance(grad_factor, str) and grad_factor == "lsq"

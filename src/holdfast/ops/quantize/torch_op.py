@@ -25,6 +25,8 @@ from holdfast.ops.affine.torch_op import (
     refuse_second_derivative,
     select,
     shared_arguments,
+    unchecked_arguments,
+    unchecked_name,
 )
 from holdfast.ops.quantize import plan as plans
 from holdfast.ops.quantize.plan import QuantizeArgs, QuantizeBackwardArgs
@@ -92,6 +94,7 @@ _to_integers = define(
     "quantize", f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, bool packed) -> Tensor", _quantize,
     _quantize_fake,
 )  # fmt: skip
+_again = _to_integers.again
 _to_floats = define(
     "quantize_to_float", f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor", _quantize, _quantize_fake
 )
@@ -168,6 +171,10 @@ def quantize(
     >>> codes.detach(), x.grad
     (tensor([1., 7.]), tensor([2., 0.]))
     """
+    shared = unchecked_arguments(scale, zero_point, granularity)
+    found = _again(x, *shared, unchecked_name(dtype), q_min, q_max, packed)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     require_tensor("x", x)
     validate_granularity(granularity)
     require_bool("packed", packed)
