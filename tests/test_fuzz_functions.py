@@ -81,6 +81,18 @@ def test_counterparts_have_the_bits_of_the_function(plan: str) -> None:
     assert set(routes.take()) == expected
 
 
+def test_coordinates_that_are_not_finite_are_not_compared_with_torch() -> None:
+    problem = (
+        '{"problem": {"name": "not finite", "image": [1, 1, 1], "size": [1, 1], "dtype": "float64", '
+        '"grid_dtype": "float64", "grid": "not finite"}}'
+    )
+    nowhere = torch.full((1, 1, 1, 2), torch.nan, dtype=torch.float64)
+    image = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    assert torch.nn.functional.grid_sample(image, nowhere, align_corners=False).isnan().all()
+    assert hf.grid_sample(image, nowhere).item() == 0
+    assert called("GridSamplePlan", problem) is None
+
+
 def test_a_wrong_result_of_a_replaced_function_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = installed_embedding._rows
     monkeypatch.setattr(installed_embedding, "_rows", lambda *given: right(*given) + 1)

@@ -90,6 +90,8 @@ def _compare_roughly(
     problem = call.drawn.problem
     if getattr(problem, "values", _ORDINARY) != _ORDINARY or getattr(problem, "frequency", False):
         return  # torch's embedding_bag divides some rows by a wrong frequency
+    if getattr(problem, "grid", "") == "not finite":
+        return  # the CPU kernel of torch gives NaN for some of these coordinates
     for name, wanted in own.items():
         got = found[name]
         if wanted.dtype != torch.float64 or not wanted.numel():
