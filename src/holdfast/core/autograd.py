@@ -175,6 +175,31 @@ def _refuse_forward_mode(name: str, arguments: Sequence[Any]) -> None:
         )
 
 
+#: Minimum elements of tensors for which it is worth asking which gradients are requested.
+_WORTH_ASKING = 2**16
+
+
+def requested_gradients(ctx: Any, *tensors: torch.Tensor | None) -> Sequence[bool]:
+    """``ctx.needs_input_grad`` without the gradients that this backward pass leaves out.
+
+    ``torch.autograd.grad`` and ``backward(inputs=…)`` ask for some gradients only. To find out which takes up
+    to 20 microseconds. So nobody is asked if ``tensors``, which the gradients read or write, are small.
+    """
+    needed: Sequence[bool] = ctx.needs_input_grad
+    if sum(needed) < 2:
+        return needed
+    elements = 0
+    for tensor in tensors:
+        elements += 0 if tensor is None else tensor.numel()
+    if type(elements) is not int or elements < _WORTH_ASKING:  # a symbolic size must not be compared
+        return needed
+    nodes = [node for node, _ in ctx.next_functions if node is not None]
+    if len(nodes) != sum(needed):
+        return needed
+    requested = iter([private.is_requested(node) for node in nodes])
+    return [is_needed and next(requested) for is_needed in needed]
+
+
 def is_batch(gradient: Any) -> bool:
     """Whether this is a batched gradient of ``is_grads_batched``."""
     return isinstance(gradient, torch.Tensor) and private.is_legacy_batch(gradient)

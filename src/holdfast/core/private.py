@@ -362,6 +362,36 @@ def backward_pass() -> int:
     return -1
 
 
+def _probe_is_requested() -> Any:
+    found, (first, second) = list[bool](), (torch.zeros(1, requires_grad=True) for _ in range(2))
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a + b
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            found.extend(is_requested(node) for node, _ in ctx.next_functions)
+            return gradient, gradient
+
+    def is_requested(node: Any) -> bool:
+        try:
+            return torch._C._will_engine_execute_node(node)
+        except RuntimeError:  # raised for leaves that torch.autograd.grad asks for
+            return True
+
+    with torch.enable_grad():
+        torch.autograd.grad(Sum.apply(first, second), first)  # type: ignore[no-untyped-call]
+    return is_requested if found == [True, False] else None
+
+
+@instead_of(_probe_is_requested, FALLBACKS)
+def is_requested(node: Any) -> bool:
+    """Whether the current backward pass asks for the gradient that flows to ``node``. Fallback: yes."""
+    return True
+
+
 def timeout_of(group: Any, device: torch.device) -> timedelta:
     """The timeout of a process group; 10 minutes if its backend has no such option."""
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.autograd import register_autograd
+from holdfast.core.autograd import register_autograd, requested_gradients
 from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.huge_pages import REUSED_BYTES, on_huge_pages
@@ -194,18 +194,18 @@ _touched_rows = define(
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     input, weight, offsets, weights, mode, last, padding_idx, _, scale_grad_by_freq, sparse = inputs
-    of_table, of_weights = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
     # Only the gradients of a maximum and of the weights read the table.
-    ctx.save_for_backward(input, weight if mode == "max" or of_weights else None, offsets, weights)
-    ctx.rows, ctx.needs = weight.size(0), (of_table, of_weights, sparse)
+    reads_table = mode == "max" or ctx.needs_input_grad[3]
+    ctx.save_for_backward(input, weight if reads_table else None, offsets, weights)
+    ctx.rows, ctx.sparse = weight.size(0), sparse
     ctx.rest = mode, last, padding_idx, scale_grad_by_freq
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     input, weight, offsets, weights = ctx.saved_tensors
-    of_table, of_weights, sparse = ctx.needs
+    _, of_table, _, of_weights, *_ = requested_gradients(ctx, dout, input, weight)
     dweight = dweights = None
-    if of_table and sparse:
+    if of_table and ctx.sparse:
         dweight = sparse_gradient(_touched_rows, dout, input, ctx.rows, offsets, weights, *ctx.rest)
         of_table = False
     if of_table or of_weights:

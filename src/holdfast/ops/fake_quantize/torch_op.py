@@ -201,7 +201,7 @@ def fake_quantize(
     found = _again(
         x, *unchecked_arguments(scale, zero_point, granularity),
         None if dtype is None else unchecked_name(dtype), q_min, q_max,
-        ste._value_ if type(ste) is SteKind else ste, _unchecked_factor(grad_factor),
+        ste.value if type(ste) is SteKind else ste, _unchecked_factor(grad_factor),
     )  # fmt: skip
     if found is not None:
         return found  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.autograd import register_autograd
+from holdfast.core.autograd import register_autograd, requested_gradients
 from holdfast.core.dtypes import float_dtype, parse_dtype
 from holdfast.core.errors import Unsupported
 from holdfast.core.formats import format_of
@@ -100,8 +100,7 @@ _call = define(
 
 def _save_fake_quantize(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, scale, scale_value, zero_point, zero_value, *rest = inputs
-    needed = ctx.needs_input_grad
-    learned = ctx.learned = needed[1] or needed[3]
+    learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[3]
     if learned and rest[1]:
         codes = format_of(parse_dtype(rest[1]), "dtype")
         if codes.is_float:
@@ -114,15 +113,15 @@ def _save_fake_quantize(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor)
 def _differentiate_fake_quantize(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     scale_value, zero_value, (granularity, dtype, q_min, q_max, ste, grad_factor) = ctx.values
     dx, dscale, dzero_point = dy, None, None
-    if ctx.learned:
+    _, learns_scale, _, learns_zero_point, *_ = requested_gradients(ctx, dy)
+    if learns_scale or learns_zero_point:
         x, scale, zero_point = ctx.saved_tensors
-        learns_zero_point = ctx.needs_input_grad[3]
         q_min, q_max = range_of_codes(dtype, q_min, q_max)
         dx, dscale, dzero_point = _call(
             dy, x, scale, scale_value, zero_point, zero_value, granularity, q_min, q_max, ste, grad_factor,
             learns_zero_point,
         )  # fmt: skip
-        dscale = dscale.reshape(scale.shape) if ctx.needs_input_grad[1] else None
+        dscale = dscale.reshape(scale.shape) if learns_scale else None
         dzero_point = dzero_point.reshape(zero_point.shape) if learns_zero_point else None
     elif ste != SteKind.IDENTITY:
         x, scale, zero_point = ctx.saved_tensors

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from holdfast.core.autograd import register_autograd
+from holdfast.core.autograd import register_autograd, requested_gradients
 from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.huge_pages import on_huge_pages
@@ -136,15 +136,16 @@ _backward = define(
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     image, grid, *kind = inputs
-    needs_dinput, needs_dgrid, *_ = ctx.needs_input_grad
-    ctx.save_for_backward(image if needs_dgrid else None, grid)
-    ctx.rest = image.shape, _in_channels_last(image), *kind, needs_dinput, needs_dgrid
+    ctx.save_for_backward(image if ctx.needs_input_grad[1] else None, grid)
+    ctx.rest = image.shape, _in_channels_last(image), *kind
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     image, grid = ctx.saved_tensors
-    *_, needs_dinput, needs_dgrid = rest = ctx.rest
-    dinput, dgrid = _backward(dout, image, grid, *rest)
+    needs_dinput, needs_dgrid, *_ = requested_gradients(ctx, dout, image)
+    dinput, dgrid = _backward(
+        dout, image if needs_dgrid else None, grid, *ctx.rest, needs_dinput, needs_dgrid
+    )
     return dinput if needs_dinput else None, dgrid if needs_dgrid else None, None, None, None
 
 

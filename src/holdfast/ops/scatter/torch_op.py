@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.autograd import register_autograd
+from holdfast.core.autograd import register_autograd, requested_gradients
 from holdfast.core.checks import (
     finite_number,
     require_bool,
@@ -204,6 +204,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     (index,) = ctx.saved_tensors
     dim, base, reduce, alpha = ctx.kind
+    needs_dinput, _, needs_dsrc, *_ = requested_gradients(ctx, dout, index)
     dinput, dsrc = dout, dout
     if reduce == "mean" or base == "kept":
         require_memory("dout", dout)
@@ -213,10 +214,11 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
         if reduce == "mean":
             dsrc = _divided(dout, terms if base == "added" else terms.clamp(min=1))
             dinput = dsrc if base == "added" else dinput
-    dsrc = _read(dsrc, index, dim, "skip")  # bad indices were reported by the forward
-    if alpha != 1.0:
-        dsrc = dsrc * alpha
-    return dinput if base != "zeros" else None, None, dsrc, *[None] * 5
+    if needs_dsrc:
+        dsrc = _read(dsrc, index, dim, "skip")  # bad indices were reported by the forward
+        if alpha != 1.0:
+            dsrc = dsrc * alpha
+    return dinput if needs_dinput else None, None, dsrc if needs_dsrc else None, *[None] * 5
 
 
 def _numbers_of_terms(
