@@ -536,6 +536,13 @@ def load(walk, tile, is_first, shared, inputs, accumulate, like):
 
 
 @jit
+def elements_of(walk):
+    """The number of elements of all tiles."""
+    rows, columns, _, _ = walk[0]
+    return rows * columns
+
+
+@jit
 def streamed_item(walk):
     """Bytes per element if the kernel streams its results, else 0.
 

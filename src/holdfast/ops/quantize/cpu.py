@@ -27,6 +27,7 @@ from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
     NUMBERS,
     ROW_BLOCK,
+    elements_of,
     finish,
     flush_alone,
     in_range_bounds,
@@ -111,7 +112,8 @@ def _quantize_rows(walk, runs, x, count, q_min, q_max):
             # These branches are not a function of their own: its call takes as long as 16 elements.
             elif is_ordinary(s, z, q_min, q_max):
                 if blocks - part >= SPAN:
-                    part = most_codes_by_estimate(x, codes, part, blocks, s, z, q_min, q_max)
+                    elements = elements_of(walk)
+                    part = most_codes_by_estimate(x, codes, part, blocks, elements, s, z, q_min, q_max)
                 codes_by_reciprocal(x, codes, part, blocks, s, z, q_min, q_max)
                 if blocks < stop:  # the last block again, with equal results
                     codes_by_reciprocal(x, codes, stop - ROW_BLOCK, stop, s, z, q_min, q_max)

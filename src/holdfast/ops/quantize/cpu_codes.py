@@ -33,8 +33,9 @@ from holdfast.backends.cpu import (
 from holdfast.numerics.cpu import fma_lanes, load_real_lanes, multiplies_and_adds, rint_lanes
 from holdfast.ops.affine.cpu import ROW_BLOCK
 
-#: Prefetch distance, bytes.
-_AHEAD = 4096
+#: Prefetch distance, bytes; and minimum elements of a tensor for which estimates prefetch. A smaller one may
+#: be in the caches, where a prefetch only takes time.
+_AHEAD, _PREFETCHED_FROM = 4096, 2**23
 #: Elements that are estimated together. If one is near a tie, all are computed again.
 SPAN = 4 * ROW_BLOCK
 #: Maximum of a quotient in range for an estimate.
@@ -45,12 +46,23 @@ _EXCESS = 4
 _BYTE, _HALF, _WORD = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 
 
-def _prefetch_after(builder: Any, x: Any, index: Any) -> None:
-    """Emit the prefetch of as many elements as a block has, at a distance after ``x[index]``."""
+def _prefetch_after(builder: Any, x: Any, index: Any, count: int = ROW_BLOCK) -> None:
+    """Emit the prefetch of ``count`` elements at a distance after ``x[index]``."""
     size = {"float": 4, "double": 8}.get(str(x.type.pointee), 2)
     start = builder.bitcast(builder.gep(x, [index]), BYTES)
-    for offset in range(_AHEAD, _AHEAD + ROW_BLOCK * size, LINE):
+    for offset in range(_AHEAD, _AHEAD + count * size, LINE):
         prefetch_line(builder, builder.gep(start, [_WORD(offset)]))
+
+
+@emit
+def _prefetch_span(typingctx, x, begin):
+    """Prefetch ``SPAN`` elements at a distance after ``x[begin]``."""
+
+    def build(context, builder, signature, args):
+        _prefetch_after(builder, args[0], args[1], SPAN)
+        return context.get_dummy_value()
+
+    return types.none(x, begin), build
 
 
 def _over_blocks(builder: Any, begin: Any, end: Any) -> Any:
@@ -220,7 +232,6 @@ def _codes_by_estimate(typingctx, x, codes, begin, end, s, z, q_min, q_max):
                 builder.store(
                     builder.select(builder.icmp_unsigned("<", bits, least), bits, least), least_bits
                 )
-            _prefetch_after(builder, x, index)
             store_lanes(builder, builder.add(_high_halves(builder, near, lo, hi), shift), codes, index)
         low_bits = builder.and_(builder.bitcast(builder.load(least_bits), words), _constant(words, 0xFFFF))
         is_unsure = builder.icmp_unsigned("<", low_bits, _constant(words, 2 * _EXCESS))
@@ -230,26 +241,29 @@ def _codes_by_estimate(typingctx, x, codes, begin, end, s, z, q_min, q_max):
     return types.boolean(x, codes, begin, end, s, z, q_min, q_max), build
 
 
-def most_codes_by_estimate(x, codes, begin, end, s, z, q_min, q_max):
+def most_codes_by_estimate(x, codes, begin, end, elements, s, z, q_min, q_max):
     """Codes by estimates, while few of them fail. Returns the end of what was written.
 
-    The scale is ``is_ordinary``. Fewer than ``SPAN`` elements are not worth the call.
+    The scale is ``is_ordinary``. Fewer than ``SPAN`` elements are not worth the call. The whole tensor has
+    ``elements``.
     """
     raise NotImplementedError("called from kernels only")
 
 
 @overload(most_codes_by_estimate)
-def _most_codes_by_estimate(x, codes, begin, end, s, z, q_min, q_max):
+def _most_codes_by_estimate(x, codes, begin, end, elements, s, z, q_min, q_max):
     if s != types.float32 or _LANES == 0:
-        return lambda x, codes, begin, end, s, z, q_min, q_max: begin
+        return lambda x, codes, begin, end, elements, s, z, q_min, q_max: begin
 
-    def write(x, codes, begin, end, s, z, q_min, q_max):
+    def write(x, codes, begin, end, elements, s, z, q_min, q_max):
         outlined()
         most, part, failed = np.float32(_MOST), begin, 0
         if q_min - z < -most or q_max - z > most:
             return begin
         while part < end and 4 * failed <= part - begin + 2 * SPAN:
             stop = min(part + SPAN, end)
+            if elements >= _PREFETCHED_FROM:
+                _prefetch_span(x, part)
             if _codes_by_estimate(x, codes, part, stop, s, z, q_min, q_max):
                 codes_by_reciprocal(x, codes, part, stop, s, z, q_min, q_max)
                 failed += SPAN
