@@ -18,7 +18,7 @@ import torch
 from numba import types
 from numba.extending import overload
 
-from holdfast.backends.cpu import BLOCK, compile_kernel, emit, jit, kernel, outlined, pointer, prefetch
+from holdfast.backends.cpu import compile_kernel, emit, jit, kernel, outlined, pointer
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.plan import Launch
@@ -126,17 +126,13 @@ def fold(run, step, count, mask, both, above, below):
             above = larger(bits[i * step] if both else magnitude(bits[i * step], mask), above)
             below = larger(negated_bits(bits[i * step], mask), below)
         return above, below
-    for begin in range(0, count, BLOCK):
-        end = min(begin + BLOCK, count)
-        if count > BLOCK:
-            prefetch(bits, begin)
-        if both:
-            for i in range(begin, end):
-                above = larger(bits[i], above)
-                below = larger(negated_bits(bits[i], mask), below)
-        else:
-            for i in range(begin, end):
-                above = larger(magnitude(bits[i], mask), above)
+    if both:
+        for i in range(count):
+            above = larger(bits[i], above)
+            below = larger(negated_bits(bits[i], mask), below)
+    else:
+        for i in range(count):
+            above = larger(magnitude(bits[i], mask), above)
     return above, below
 
 
@@ -150,16 +146,13 @@ def fold_columns(run, step, count, mask, both, above, below):
             above[i] = larger(bits[i * step] if both else magnitude(bits[i * step], mask), above[i])
             below[i] = larger(negated_bits(bits[i * step], mask), below[i])
         return
-    for begin in range(0, count, BLOCK):
-        end = min(begin + BLOCK, count)
-        prefetch(bits, begin)
-        if both:
-            for i in range(begin, end):
-                above[i] = larger(bits[i], above[i])
-                below[i] = larger(negated_bits(bits[i], mask), below[i])
-        else:
-            for i in range(begin, end):
-                above[i] = larger(magnitude(bits[i], mask), above[i])
+    if both:
+        for i in range(count):
+            above[i] = larger(bits[i], above[i])
+            below[i] = larger(negated_bits(bits[i], mask), below[i])
+    else:
+        for i in range(count):
+            above[i] = larger(magnitude(bits[i], mask), above[i])
 
 
 @jit
