@@ -427,3 +427,23 @@ print(sum(sum(k.stats.cache_misses.values()) for k in kernels))
     done = fresh.run(call, env=environment)
     hits, misses = done.stdout.split()
     assert int(hits) > 0 and int(misses) == 0, done.stderr
+
+
+def test_a_narrow_terminal_loses_no_column(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    listed, verified = run("plans").output, run(*ONE_PLAN).output
+    assert "guarantee" in listed and "bfloat16" in listed
+    mutants = sum(mutant.fits(hf.plans.QuantizePerTokenPlan) for mutant in MUTANTS)
+    assert "equal │" in verified and f"{mutants}/{mutants}" in verified
+
+
+def test_fuzz_writes_json_to_stdout(run: Any) -> None:
+    problem = '{"problem": {"name": "a", "granularity": "per_tensor", "shape": [3]}}'
+    shown = run("fuzz", "--plan", "LsqInit", "--problem", problem, "--json", "-")
+    assert shown.exit_code == 0 and json.loads(shown.stdout)["passed"]
+    assert "every bit equal" in shown.stderr
+
+
+def test_bench_needs_a_file_for_json(run: Any) -> None:
+    shown = run("bench", "--quick", "--json", "-")
+    assert shown.exit_code == 2 and "name a file" in shown.stderr

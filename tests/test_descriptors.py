@@ -57,6 +57,15 @@ def test_guarantees_name_the_outputs_that_are_written(name: str) -> None:
         assert promise.ulp.keys() == written >= promise.per_term.keys()
 
 
+def test_a_subclass_does_not_hide_the_descriptor_of_a_plan() -> None:
+    kind = type("PaddedDescriptor", (hf.plans.QuantizePerGroupDescriptor,), {})
+    try:
+        assert hf.plans.Descriptor.from_json(GOOD.to_json()) == GOOD
+        assert hf.plans.QuantizePerGroupDescriptor.from_json(GOOD.to_json()) == GOOD
+    finally:
+        hf.plans.Descriptor._by_name.pop(kind.__name__)
+
+
 def test_descriptors_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         GOOD.shape = (1,)  # type: ignore[misc]

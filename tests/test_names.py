@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
+from typing import get_overloads
 
 import pytest
 
@@ -55,3 +57,13 @@ def test_every_folder_is_an_op() -> None:
 def test_the_stubs_are_current() -> None:
     script = [sys.executable, str(ROOT / "scripts" / "stubs.py"), "--check"]
     assert subprocess.run(script, capture_output=True, text=True).stderr == ""
+
+
+def test_overloads_take_what_the_function_takes() -> None:
+    """A flag need not be a literal: the last overload has the annotations of the function."""
+    overloaded = {name: get_overloads(found) for name in hf.__all__ if callable(found := getattr(hf, name))}
+    found = {name: overloads[-1] for name, overloads in overloaded.items() if overloads}
+    assert set(found) >= {"choose_scale", "dynamic_fake_quantize", "dynamic_quantize", "scale_of_range"}
+    for name, last in found.items():
+        taken = [parameter.annotation for parameter in signature(getattr(hf, name)).parameters.values()]
+        assert [parameter.annotation for parameter in signature(last).parameters.values()] == taken, name

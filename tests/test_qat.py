@@ -801,3 +801,16 @@ def test_assigning_sets_the_float_weight() -> None:
     with pytest.raises(hf.InvalidArgs, match="no other weight can be assigned to it"):
         model.weight = torch.zeros(4, 4)
     assert model.weight.count_nonzero() == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int4])
+@pytest.mark.parametrize("strict", [True, False])
+def test_states_of_prepared_and_converted_models_are_not_mixed_up(dtype: torch.dtype, strict: bool) -> None:
+    config = hf.qat.Config(weight=hf.qat.Quantizer(dtype=dtype, granularity=hf.PerChannel(0)))
+    prepared, other = (hf.qat.prepare(nn.Sequential(nn.Linear(8, 4)), config) for _ in range(2))
+    of_prepared = copy.deepcopy(prepared.state_dict())
+    converted = hf.qat.convert(prepared)
+    with pytest.raises(RuntimeError, match=r"0\.weight is codes in the state.*for_loading=True"):
+        other.load_state_dict(converted.state_dict(), strict=strict)
+    with pytest.raises(RuntimeError, match=r"0\.weight is floats in the state.*before hf\.qat\.convert"):
+        converted.load_state_dict(of_prepared, strict=strict)

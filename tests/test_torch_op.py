@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -379,3 +380,18 @@ def test_the_default_device_is_not_where_plans_of_the_cpu_work(plan: AnyPlan) ->
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(run).result() == []
+
+
+@pytest.mark.parametrize(("granularity", "shapes"), [
+    (hf.PerTensor(), [(), (1, 1, 1), (1,)]),
+    (hf.PerChannel(1), [(6,), (1, 6, 1)]),
+    (hf.PerToken(), [(4, 6), (4, 6, 1), (24,)]),
+    (hf.PerGroup(4), [(4, 6, 2), (48,)]),
+])  # fmt: skip
+def test_the_error_names_every_shape_of_a_scale(
+    granularity: hf.Granularity, shapes: list[tuple[int, ...]]
+) -> None:
+    for shape in shapes:
+        hf.quantize(values(), torch.ones(shape), granularity=granularity)
+    with pytest.raises(hf.InvalidArgs, match=re.escape(f" in shape {' or '.join(map(str, shapes))}.")):
+        hf.quantize(values(), torch.ones(7, 7), granularity=granularity)

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,9 +118,21 @@ hf.scaled_add(x, y, alpha=0.5).sum().backward()
 assert torch.equal(x.grad, torch.ones(5, 7)) and torch.equal(y.grad, torch.full((5, 7), 0.5))
 assert torch.equal(hf.scaled_add(x, y, alpha=0.5), x + 0.5 * y)
 assert hf.plans.ScaledAddPlan is hf.plans.all()["ScaledAddPlan"]
+zero, one = torch.tensor([-0.0]), torch.ones(1)
+found = [hf.scaled_add(zero, one, alpha=alpha).signbit().item() for alpha in (0.0, -0.0)]
+assert found == [False, True]
 """
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
     fresh.run(program, env=environment, check=True)
+
+
+def test_it_passes_the_tests_of_every_function(package: Path) -> None:
+    files = [str(ROOT / "tests" / f"test_{name}.py") for name in ("public_arguments", "repeated")]
+    options = ["-q", "-k", "scaled_add", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0 and " passed" in found.stdout, found.stdout + found.stderr
 
 
 def test_only_its_folder_was_added(package: Path) -> None:

@@ -98,6 +98,8 @@ def bench(
         raise InvalidArgs("--drawn and --models are both given; give one of them.")
     if not drawn and (seed or seconds):
         raise InvalidArgs(f"--{'seed' if seed else 'seconds'} is given without --drawn; add --drawn 150.")
+    if str(json_file) == "-":
+        raise InvalidArgs("--json is -; the results are written after each case, so name a file.")
     require_writable(json_file)
     if threads:
         torch.set_num_threads(threads)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 
+from holdfast.core import registry
 from holdfast.core.checks import kind_of, shown
 from holdfast.core.dtypes import Float, dtype_name, float_dtype, parse_dtype
 from holdfast.core.errors import InvalidDescriptor
@@ -125,9 +126,9 @@ class Descriptor:
         data = dict(data)
         name = data.pop("descriptor", cls.__name__)
         kind: Any = Descriptor._by_name.get(name) if isinstance(name, str) else None
-        if kind is None or not issubclass(kind, cls) or kind.__subclasses__():
+        if kind is None or not issubclass(kind, cls) or _is_abstract(kind):
             wanted = sorted(
-                n for n, k in Descriptor._by_name.items() if issubclass(k, cls) and not k.__subclasses__()
+                n for n, k in Descriptor._by_name.items() if issubclass(k, cls) and not _is_abstract(k)
             )
             raise InvalidDescriptor(f'"descriptor" is {name!r}; accepted here: {", ".join(wanted)}.')
         hints = field_types(kind)
@@ -142,6 +143,13 @@ class Descriptor:
         made = kind(**values)
         made.validate()
         return cast(Self, made)
+
+
+def _is_abstract(kind: type[Descriptor]) -> bool:
+    """Whether a descriptor is a base of others and belongs to no plan itself."""
+    return bool(kind.__subclasses__()) and all(
+        kind is not plan.Descriptor for plan in registry.plans().values()
+    )
 
 
 def _required(f: Field[Any]) -> bool:

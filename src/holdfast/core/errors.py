@@ -16,7 +16,7 @@ class InvalidArgs(HoldfastError, ValueError, TypeError):
 
 
 class InvalidIndex(HoldfastError, IndexError, RuntimeError):
-    """An index or an offset is out of range. For such calls torch raises the one or the other."""
+    """An index or an offset is out of range. torch raises an IndexError or a RuntimeError."""
 
 
 class Unsupported(HoldfastError, NotImplementedError):

@@ -13,9 +13,9 @@ class UnusableFile(HoldfastError, ValueError):
 
 
 def require_writable(*paths: str | Path | None) -> None:
-    """Raise if one of the files cannot be written. None means no file."""
+    """Raise if one of the files cannot be written. None means no file, and ``-`` stdout."""
     for path in paths:
-        if path is None:
+        if path is None or path == "-":
             continue
         folder = Path(path).parent
         if not folder.is_dir():

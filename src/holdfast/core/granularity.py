@@ -43,17 +43,26 @@ class ScaleView:
         axis, group = self.split
         return (*strides[:axis], strides[axis] * group, *strides[axis:])
 
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """The tensor's shape with 1 for each axis that shares a scale, as from ``keepdim=True``."""
+        return tuple(size if varies else 1 for size, varies in zip(self.shape, self.varies, strict=True))
+
+    @property
+    def accepted_scale_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes that ``scale_strides`` accepts, without repetitions."""
+        kept = (self.kept_shape,) if self.split is None else ()
+        return tuple(dict.fromkeys((self.scale_shape, *kept, (self.scale_count,))))
+
     def scale_strides(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
         """The strides of a scale tensor in the dimensions of ``shape``; None if its shape is not accepted.
 
-        Accepted are ``scale_shape``, the tensor's shape with 1 for each axis that shares a scale (as from
-        ``keepdim=True``), and a 1-D tensor of ``scale_count`` scales.
+        Accepted are ``scale_shape``, ``kept_shape`` unless an axis is split, and a 1-D tensor of
+        ``scale_count`` scales.
         """
         if tuple(shape) == self.scale_shape:
             own = iter(strides)
-        elif self.split is None and tuple(shape) == tuple(
-            size if varies else 1 for size, varies in zip(self.shape, self.varies, strict=True)
-        ):
+        elif self.split is None and tuple(shape) == self.kept_shape:
             return tuple(step if varies else 0 for step, varies in zip(strides, self.varies, strict=True))
         elif tuple(shape) == (self.scale_count,):
             own = iter(step * strides[0] for step in contiguous_strides(self.scale_shape))

@@ -27,11 +27,10 @@ def ordered_all_reduce(
 ) -> torch.Tensor:
     """The sum of ``tensor`` over the ranks of ``group``, in rank order: the same bits on every rank and run.
 
-    The sum is ``round((((t0 + t1) + t2) + ...) / divisor)``. It is computed in float32 for float16 and
-    bfloat16, in float32 for float32 and in float64 for float64, and rounded once. No bit depends on the
-    backend, the network or the timing. The shape, the dtype, ``divisor`` and ``buffer_bytes`` are the same on
-    every rank. The result is a new, contiguous tensor. Without an initialized process group there is one
-    rank.
+    The sum is ``round((((t0 + t1) + t2) + ...) / divisor)``. It is computed in float32, or in float64 for
+    float64, and rounded once. No bit depends on the backend, the network or the timing. The shape, the dtype,
+    ``divisor`` and ``buffer_bytes`` are the same on every rank. The result is a new, contiguous tensor.
+    Without an initialized process group there is one rank.
 
     ``tensor`` may be a list of the shards that this rank holds. Shards are added one by one, rank after rank,
     so the sum does not depend on how many ranks hold them. All lists have the same length; a rank with fewer

@@ -16,6 +16,6 @@ def require_packages(extra: str, *packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise MissingPackage(
-            f"this needs the packages {', '.join(packages)}, and {', '.join(missing)} cannot be found; "
-            f"install them with: pip install 'holdfast[{extra}]'"
+            f"packages that this needs are not installed: {', '.join(missing)}. "
+            f"Install what is missing with: pip install 'holdfast[{extra}]'"
         )

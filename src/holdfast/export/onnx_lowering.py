@@ -147,7 +147,7 @@ def _rule(call: Call) -> ScaleOfData:
 def _scale_of_constant(
     weight: torch.Tensor, kind: Format, ends: tuple[int, int], rule: ScaleOfData
 ) -> tuple[torch.Tensor, ...]:
-    found: Any = choose_scale(  # type: ignore[call-overload]
+    found = choose_scale(
         weight, dtype=kind.torch, granularity=rule.granularity, symmetric=rule.symmetric, narrow=rule.narrow,
         **_range(kind, ends),
     )  # fmt: skip

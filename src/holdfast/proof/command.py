@@ -61,7 +61,7 @@ def verify(
     found = load_report(stored) if stored else None
     fuzzed = load_fuzz_report(fuzz_file) if fuzz_file else None
     measured = benchmarks(bench_file) if report_file else []
-    require_writable(report_file, json_file if json_file != "-" else None)
+    require_writable(report_file, json_file)
     if stored and (names or exhaustive or write_digests):
         raise InvalidArgs(
             "--from shows what was found before; leave out --plan, --exhaustive and --write-digests."

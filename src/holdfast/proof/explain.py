@@ -19,7 +19,9 @@ from holdfast.proof.conformance import plan_named
 
 
 def explain(
-    plan: Annotated[str, typer.Argument(help="Name of the plan, such as QuantizePerChannelPlan.")],
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="Name of the plan, such as QuantizePerChannelPlan.")
+    ],
     field: Annotated[
         list[str] | None,
         typer.Argument(

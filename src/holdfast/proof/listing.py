@@ -12,6 +12,7 @@ from rich.table import Table
 
 from holdfast.core.contract import printed_bound
 from holdfast.proof.catalogue import Entry, catalogue
+from holdfast.proof.options import NARROW
 
 
 def plans(
@@ -23,13 +24,14 @@ def plans(
         print(json.dumps([asdict(entry) for entry in entries], indent=1))
         return
     table = Table(title=f"{len(entries)} plans", show_lines=True)
-    table.add_column("plan", no_wrap=True)
-    table.add_column("dtypes")
-    table.add_column("guarantee")
+    console = Console()
+    table.add_column("plan", no_wrap=console.width >= NARROW, overflow="fold")
+    table.add_column("dtypes", overflow="fold")
+    table.add_column("guarantee", overflow="fold")
     for entry in entries:
         name = f"[bold]{entry.plan}[/]\n{entry.op} {entry.direction}\non {', '.join(entry.backends)}"
         table.add_row(name, _dtypes(entry), _guarantee(entry))
-    Console().print(table)
+    console.print(table)
 
 
 def _dtypes(entry: Entry) -> str:

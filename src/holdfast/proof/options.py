@@ -16,6 +16,8 @@ PlanOption = Annotated[
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the results to FILE, or - for stdout.")
 ]
+#: Columns below which the names of plans are folded, so that a table keeps its other columns.
+NARROW = 72
 
 
 def plan_names(given: list[str] | None) -> list[str]:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from holdfast.proof.options import NARROW
 from holdfast.proof.verify import Progress as Tell
 from holdfast.proof.verify import Report
 
@@ -48,7 +49,8 @@ def print_report(report: Report, console: Console) -> None:
     table = Table(title=f"{' = '.join(report.ways)} ({report.device})")
     for heading in ("plan", "cases", "runs", "mutants caught", *(["values swept"] if exhaustive else [])):
         left = heading == "plan"
-        table.add_column(heading, justify="left" if left else "right", no_wrap=left)
+        whole = left and console.width >= NARROW
+        table.add_column(heading, justify="left" if left else "right", no_wrap=whole, overflow="fold")
     table.add_column("result")
     for plan in report.plans:
         row = [plan.plan, str(plan.cases), str(plan.runs), f"{plan.mutants_caught}/{plan.mutants}"]

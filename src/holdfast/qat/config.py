@@ -197,9 +197,10 @@ def presets() -> tuple[str, ...]:
 def preset(name: str) -> Config:
     """A ``Config`` by name: bits of the weight, bits of the activation, and the size of a group.
 
-    Weights have one scale per output channel, unless the name says otherwise. Activations of "w8a8" and
-    "w4a8" have one scale, a moving average; those of "-dynamic" have one per token of each batch. 2-bit
-    weights have learned scales.
+    Weights have one scale per output channel, or one per group ("-g32", "-g128" and "w4a8-dynamic"), or one
+    ("-tensor"). Activations of "a16" stay in float. Those of "a8" have one scale, a moving average, or with
+    "-dynamic" and "-fp8" one per token of each batch. Codes are integers; those of "-fp8" are
+    float8_e4m3fn. 2-bit weights have learned scales.
 
     >>> import holdfast as hf
     >>> hf.qat.preset("w4a16-g32").weight.granularity

@@ -331,7 +331,8 @@ class AffinePlan(Plan[D, A]):
         if view.scale_strides(tensor.shape, tensor.stride()) is None:
             return (
                 f"{name} has shape {tuple(tensor.shape)}; {self.descriptor.granularity} of a tensor of shape "
-                f"{self.descriptor.shape} takes {view.scale_count} in shape {view.scale_shape}, or flat."
+                f"{self.descriptor.shape} takes {view.scale_count} in shape "
+                f"{' or '.join(map(str, view.accepted_scale_shapes))}."
             )
         return ""
 

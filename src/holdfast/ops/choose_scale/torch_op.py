@@ -204,6 +204,11 @@ def choose_scale(
     x: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ..., q_max: int | None = ...,
     granularity: Granularity = ..., symmetric: Literal[False], narrow: bool | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+@overload
+def choose_scale(
+    x: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ..., q_max: int | None = ...,
+    granularity: Granularity = ..., symmetric: bool, narrow: bool | None = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
 def choose_scale(
@@ -247,6 +252,11 @@ def scale_of_range(
     low: torch.Tensor, high: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ...,
     q_max: int | None = ..., symmetric: Literal[False], narrow: bool | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+@overload
+def scale_of_range(
+    low: torch.Tensor, high: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ...,
+    q_max: int | None = ..., symmetric: bool, narrow: bool | None = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
 def scale_of_range(

@@ -174,6 +174,8 @@ def dequantize(
 ) -> torch.Tensor:
     """The values of the codes ``q``: ``(q - zero_point) * scale``, in ``dtype``.
 
+    ``scale``, ``zero_point`` and ``granularity`` are those of ``quantize``.
+
     Packed codes need their ``code_dtype`` (such as ``torch.int4``) and ``length``, the size of the last axis
     before packing. ``length`` may be left out if the scales determine it: with ``PerGroup`` or ``PerChannel``
     along the last axis. Floating codes are differentiable: ``dq = dy * scale``.

@@ -134,9 +134,21 @@ def dynamic_fake_quantize(
 @overload
 def dynamic_fake_quantize(
     x: torch.Tensor, *, dtype: torch.dtype | None = ..., q_min: int | None = ..., q_max: int | None = ...,
-    granularity: Granularity = ..., ste: SteKind | str = ..., symmetric: bool = ...,
+    granularity: Granularity = ..., ste: SteKind | str = ..., symmetric: Literal[True] = ...,
     narrow: bool | None = ..., return_scale: Literal[True],
-) -> tuple[torch.Tensor, ...]: ...  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+@overload
+def dynamic_fake_quantize(
+    x: torch.Tensor, *, dtype: torch.dtype | None = ..., q_min: int | None = ..., q_max: int | None = ...,
+    granularity: Granularity = ..., ste: SteKind | str = ..., symmetric: Literal[False],
+    narrow: bool | None = ..., return_scale: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...  # fmt: skip
+@overload
+def dynamic_fake_quantize(
+    x: torch.Tensor, *, dtype: torch.dtype | None = ..., q_min: int | None = ..., q_max: int | None = ...,
+    granularity: Granularity = ..., ste: SteKind | str = ..., symmetric: bool = ...,
+    narrow: bool | None = ..., return_scale: bool,
+) -> torch.Tensor | tuple[torch.Tensor, ...]: ...  # fmt: skip
 
 
 def dynamic_fake_quantize(

@@ -86,6 +86,12 @@ def dynamic_quantize(
     granularity: Granularity = ..., symmetric: Literal[False], narrow: bool | None = ...,
     packed: bool = ...,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...  # fmt: skip
+@overload
+def dynamic_quantize(
+    x: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ..., q_max: int | None = ...,
+    granularity: Granularity = ..., symmetric: bool, narrow: bool | None = ...,
+    packed: bool = ...,
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
 def dynamic_quantize(

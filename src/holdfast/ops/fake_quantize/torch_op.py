@@ -180,7 +180,8 @@ def fake_quantize(
     """``dequantize(quantize(x))`` in every bit, except that NaN stays NaN. Differentiable.
 
     ``dtype`` names the format of the codes, or ``q_min`` and ``q_max`` give their range. If none of the three
-    is given, the codes are int8. The result has the dtype of ``x``.
+    is given, the codes are int8. ``scale``, ``zero_point`` and ``granularity`` are those of ``quantize``; the
+    zero point may also be a floating tensor. The result has the dtype of ``x``.
 
     ``ste`` is the estimator of the gradient with respect to ``x``. ``scale`` and a floating ``zero_point``
     can be learned; a floating zero point is rounded where it is used. Their gradients are multiplied by

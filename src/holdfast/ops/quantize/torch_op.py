@@ -157,6 +157,9 @@ def quantize(
 ) -> torch.Tensor:
     """The codes of ``x``: ``clamp(rint(x / scale) + zero_point, q_min, q_max)``.
 
+    ``scale`` is a number, or a tensor with one scale for each part of ``x`` that ``granularity`` names.
+    ``zero_point`` is an int, an int32 tensor like the scale, or None for 0.
+
     ``dtype`` is the dtype of the codes. Codes of 2 or 4 bits are stored one per int8 or uint8 element or,
     with ``packed``, several per byte along the last axis. With a floating ``dtype``, which needs ``q_min``
     and ``q_max``, the codes are floats. They are differentiable with respect to ``x`` by the straight-through

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -24,7 +22,7 @@ from holdfast.proof.fuzz import routes
 from holdfast.proof.fuzz.check import Finding
 from holdfast.proof.fuzz.problem import Drawn
 from holdfast.proof.fuzz.search import How, Report, search
-from holdfast.proof.options import PlanOption, plan_names
+from holdfast.proof.options import JsonOption, PlanOption, plan_names, write_json
 
 
 def fuzz(
@@ -51,12 +49,10 @@ def fuzz(
     problem: Annotated[
         str | None, typer.Option(metavar="JSON", help="Repeat only this problem of one plan.")
     ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the results to FILE.")
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Test random problems of every plan. Every backend must give equal bits."""
-    console = Console()
+    console = Console(stderr=json_file == "-")
     require_writable(json_file)
     names = plan_names(plan)
     if functions and interpret:
@@ -69,7 +65,7 @@ def fuzz(
         report = _search(console, names, seed, seconds, jobs or (not functions and os.cpu_count()) or 1, how)
     _show(console, report)
     if json_file is not None:
-        Path(json_file).write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        write_json(json_file, report.as_json())
     if not report.passed:
         raise typer.Exit(1)
 

@@ -37,7 +37,7 @@ def mutants(
     """Change one line of a kernel's source at a time, and check that the tests notice."""
     if by not in SEARCHES:
         raise InvalidArgs(f"--by is {by!r}; accepted are {', '.join(SEARCHES)}.")
-    require_writable(json_file if json_file != "-" else None)
+    require_writable(json_file)
     chosen = _mutants_of(plan or [])
     console = Console(stderr=json_file == "-")
     began, done = time.perf_counter(), list[Trial]()
