@@ -167,7 +167,7 @@ def _touched_rows_backward_fake(dout, input, *rest):
     return input.new_empty((rows,), dtype=torch.int64), dout.new_empty((rows, dout.shape[1]))
 
 
-_BAGS = "Tensor? offsets, Tensor? per_sample_weights, str mode, bool include_last_offset, int padding_idx"
+_BAGS = "Tensor? offsets, Tensor? per_sample_weights, str mode, bool include_last_offset, SymInt padding_idx"
 
 _forward = define(
     "embedding_bag",
