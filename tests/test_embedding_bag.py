@@ -416,6 +416,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"input": torch.tensor([1, 2]), "offsets": torch.zeros(1)},
         "offsets has dtype torch.float32",
     ),
+    "no last offset": (
+        {"input": torch.tensor([1, 2]), "offsets": OFFSETS[:0], "include_last_offset": True},
+        "offsets is empty",
+    ),
 }
 
 
