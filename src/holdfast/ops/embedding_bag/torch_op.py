@@ -74,6 +74,13 @@ def _embedding_bag(
 ):  # fmt: skip
     rows, columns = weight.shape
     out = weight.new_empty((_bags(input, offsets, include_last_offset), columns))
+    if offsets is not None and not len(out):
+        # One bag of all indices stands in, so that indices and the last offset are checked.
+        begin = offsets if include_last_offset else offsets.new_zeros(1)
+        return _embedding_bag(
+            input, weight, begin, per_sample_weights, mode, False, padding_idx, bad_index,
+            scale_grad_by_freq, sparse,
+        )._replace(result=out)  # fmt: skip
     if not columns and bad_index == "raise":
         column = weight.new_zeros(1, 1).expand(rows, 1)  # stands in, so that indices and offsets are checked
         return _embedding_bag(
