@@ -291,6 +291,14 @@ def test_opcheck(granularity: hf.Granularity) -> None:
     torch.library.opcheck(torch.ops.holdfast.scale_of_range_affine.default, (low, high, *rule))
 
 
+@pytest.mark.parametrize("op", ["scale_of_range", "scale_of_range_affine"])
+def test_opcheck_of_ends_with_other_strides(op: str) -> None:
+    low, high = hf.observe_range(torch.randn(3, 4, 8), granularity=hf.PerToken())
+    columns = low.t().contiguous().t()
+    for ends in ((columns, high), (low, high.t().contiguous().t()), (columns, high[:1].expand(3, 4))):
+        torch.library.opcheck(getattr(torch.ops.holdfast, op).default, (*ends, "int8", None, None, None))
+
+
 @pytest.mark.parametrize("granularity", [hf.PerTensor(), hf.PerChannel(0), hf.PerGroup(4)], ids=repr)
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.filterwarnings("default::FutureWarning")

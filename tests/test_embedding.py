@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fresh
 import holdfast as hf
@@ -285,6 +286,21 @@ def test_compiles_whole_with_dynamic_shapes() -> None:
         out.sum().backward()
         eager.sum().backward()
         assert torch.equal(out, eager) and torch.equal(mine.grad, again.grad)
+
+
+@pytest.mark.parametrize("function", [hf.embedding, hf.embedding_bag])
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("default::FutureWarning")
+def test_a_padding_from_the_back_is_traced_for_any_number_of_rows(function: Any) -> None:
+    def step(indices: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = weight.detach().requires_grad_()
+        out = function(indices, weight, padding_idx=-1)
+        return out, torch.autograd.grad(out, weight, torch.ones_like(out))[0]
+
+    traced = make_fx(step, tracing_mode="symbolic")(torch.tensor([[0, 3, 1]]), torch.randn(4, 6))
+    for rows in (4, 7):
+        given = torch.arange(rows)[None], torch.randn(rows, 3)
+        assert all(map(torch.equal, traced(*given), step(*given)))
 
 
 def test_autocast_changes_nothing() -> None:

@@ -448,6 +448,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"input": torch.tensor([1, 2]), "offsets": torch.zeros(1)},
         "offsets has dtype torch.float32",
     ),
+    "no last offset": (
+        {"input": torch.tensor([1, 2]), "offsets": OFFSETS[:0], "include_last_offset": True},
+        "offsets is empty",
+    ),
 }
 
 
@@ -590,6 +594,19 @@ def test_indices_and_offsets_of_a_table_without_columns_are_checked(mode: str) -
         hf.embedding_bag(torch.tensor([3, 9, 1]), table, offsets, mode=mode)
     with pytest.raises(hf.InvalidIndex, match=r"offsets\[1\] is 7"):
         hf.embedding_bag(torch.tensor([3, 0, 1]), table, torch.tensor([0, 7]), mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_indices_and_offsets_are_checked_without_bags(mode: str) -> None:
+    weight, indices = table().requires_grad_(), torch.tensor([3, ROWS, 1])
+    for offsets, last in ((OFFSETS[:1], True), (OFFSETS[:0], False)):
+        out = hf.embedding_bag(indices[:1], weight, offsets, mode=mode, include_last_offset=last)
+        (gradient,) = torch.autograd.grad(out.sum(), weight)
+        assert out.shape == (0, COLUMNS) and gradient.equal(torch.zeros(ROWS, COLUMNS))
+        with pytest.raises(hf.InvalidIndex, match="position 1 of the flattened indices is 13"):
+            hf.embedding_bag(indices, weight, offsets, mode=mode, include_last_offset=last)
+    with pytest.raises(hf.InvalidIndex, match=r"offsets\[0\] is 11"):
+        hf.embedding_bag(indices[:1], weight, OFFSETS[3:4], mode=mode, include_last_offset=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -447,7 +447,9 @@ def test_arguments_are_checked(call: Callable[..., Any], said: str) -> None:
         ({"alpha": 2.0, "reduce": "mean"}, "alpha is for sums"),
         ({"alpha": 3.4028235677973366e38}, "where it is infinite"),
         ({"alpha": -1e39, "dtype": torch.bfloat16}, "where it is infinite"),
-        ({"table": (2**31,)}, r"rows is 2147483648; it must be"),
+        ({"table": (2**31,)}, r"table \(2147483648,\) has 2147483648 rows; at most 2147483646 are accepted"),
+        ({"shape": (1, 1), "table": (2**20, 2**12)}, r"table \(1048576, 4096\) has 4294967296 rows"),
+        ({"width": 2**31}, "width is 2147483648; it must be None or a whole number from 0 to 2147483646"),
         ({"index_dtype": torch.int16}, "index_dtype is torch.int16"),
     ],
 )

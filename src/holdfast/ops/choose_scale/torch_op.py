@@ -104,7 +104,8 @@ _affine = define(
 
 
 # scale_of_range in plain torch operations. Each operation is rounded, so the bits are those of choose_scale.
-# It is an opaque operator, since a compiler would fuse the operations and could divide differently.
+# It is an opaque operator, since a compiler would fuse the operations and could divide differently. The fake
+# kernel is the kernel itself: the strides of the results depend on those of both ends.
 
 
 def _scale_of_range(low, high, dtype, q_min, q_max, narrow):
@@ -132,14 +133,6 @@ def _over(x: torch.Tensor, number: int) -> torch.Tensor:
     return x / torch.full_like(x, number)
 
 
-def _scale_of_range_fake(low, high, *rule):
-    return torch.empty_like(low)
-
-
-def _scale_of_range_affine_fake(low, high, *rule):
-    return torch.empty_like(low), torch.empty_like(low, dtype=torch.int32)
-
-
 def _ends(dtype, q_min, q_max, narrow, symmetric):
     rule = ChooseScaleDescriptor(
         shape=(), output_dtype=parse_dtype(dtype), q_min=q_min, q_max=q_max, symmetric=symmetric,
@@ -151,11 +144,11 @@ def _ends(dtype, q_min, q_max, narrow, symmetric):
 
 _scale_of = define(
     "scale_of_range", f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> Tensor", _scale_of_range,
-    _scale_of_range_fake,
+    _scale_of_range,
 )  # fmt: skip
 _affine_of = define(
     "scale_of_range_affine", f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> (Tensor, Tensor)",
-    _scale_of_range_affine, _scale_of_range_affine_fake,
+    _scale_of_range_affine, _scale_of_range_affine,
 )  # fmt: skip
 
 

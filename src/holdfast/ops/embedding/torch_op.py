@@ -115,7 +115,7 @@ def _touched_rows_backward_fake(dout, input, num_embeddings, padding_idx, scale_
     return input.new_empty((rows,), dtype=torch.int64), dout.new_empty((rows, dout.shape[-1]))
 
 
-_OPTIONS = "int padding_idx, bool scale_grad_by_freq"
+_OPTIONS = "SymInt padding_idx, bool scale_grad_by_freq"
 
 _lookup = define(
     "embedding",

@@ -103,7 +103,7 @@ class BagDescriptor(TableDescriptor):
 class EmbeddingBagDescriptor(BagDescriptor):
     """With ``bad_index`` "raise", an index out of range raises an error: on the CPU before anything is
     written; on CUDA at the next run of any plan, or at ``check_errors``. Wrong offsets always do. A run that
-    writes nothing, for want of columns, checks neither; ``hf.embedding_bag`` checks both."""
+    writes nothing, for want of columns or bags, checks neither; ``hf.embedding_bag`` checks both."""
 
     bad_index: str = "raise"
 

@@ -74,6 +74,13 @@ def _embedding_bag(
 ):  # fmt: skip
     rows, columns = weight.shape
     out = weight.new_empty((_bags(input, offsets, include_last_offset), columns))
+    if offsets is not None and not len(out):
+        # One bag of all indices stands in, so that indices and the last offset are checked.
+        begin = offsets if include_last_offset else offsets.new_zeros(1)
+        return _embedding_bag(
+            input, weight, begin, per_sample_weights, mode, False, padding_idx, bad_index,
+            scale_grad_by_freq, sparse,
+        )._replace(result=out)  # fmt: skip
     if not columns and bad_index == "raise":
         column = weight.new_zeros(1, 1).expand(rows, 1)  # stands in, so that indices and offsets are checked
         return _embedding_bag(
@@ -167,7 +174,7 @@ def _touched_rows_backward_fake(dout, input, *rest):
     return input.new_empty((rows,), dtype=torch.int64), dout.new_empty((rows, dout.shape[1]))
 
 
-_BAGS = "Tensor? offsets, Tensor? per_sample_weights, str mode, bool include_last_offset, int padding_idx"
+_BAGS = "Tensor? offsets, Tensor? per_sample_weights, str mode, bool include_last_offset, SymInt padding_idx"
 
 _forward = define(
     "embedding_bag",
@@ -239,7 +246,9 @@ register_vmap("embedding_bag_backward", by_sample(_backward))
 register_vmap("embedding_bag_touched_rows_backward", refuse_samples)
 
 
-def _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse):
+def _require_bags(
+    input, weight, offsets, mode, per_sample_weights, include_last_offset, scale_grad_by_freq, sparse
+):
     """Raise unless these arguments fit together."""
     require_table(input, weight)
     require_choice("mode", mode, MODES)
@@ -257,6 +266,11 @@ def _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_b
             )
         if offsets.dtype not in INDEX_DTYPES:
             raise InvalidArgs(f"offsets has dtype {offsets.dtype}; accepted are torch.int32 and torch.int64.")
+        if include_last_offset and not offsets.shape[0]:
+            raise InvalidArgs(
+                "include_last_offset is True and offsets is empty; pass at least the last offset, the number "
+                "of indices."
+            )
     if mode == "max" and (scale_grad_by_freq or sparse):
         given = "scale_grad_by_freq" if scale_grad_by_freq else "sparse"
         raise InvalidArgs(f'{given} is True with mode "max"; only "sum" and "mean" take it. Leave it out.')
@@ -323,7 +337,7 @@ def embedding_bag(
     require_bool("sparse", sparse)
     require_bool("include_last_offset", include_last_offset)
     require_choice("bad_index", bad_index, BAD_INDEX)
-    _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse)
+    _require_bags(input, weight, offsets, mode, per_sample_weights, last, scale_grad_by_freq, sparse)
     refuse_max_norm(max_norm, norm_type)
     padding = checked_padding(padding_idx, weight.shape[0])
     return _forward(  # type: ignore[no-any-return]

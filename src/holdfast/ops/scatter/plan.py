@@ -21,6 +21,7 @@ from holdfast.core.errors import InvalidDescriptor, InvalidIndex
 from holdfast.core.plan import Args, Plan
 from holdfast.core.strided import contiguous_strides
 from holdfast.ops.segment_sum.indexed import (
+    LIMIT,
     IndexedDescriptor,
     count_roundings,
     summing_ulp,
@@ -95,8 +96,10 @@ class LinesDescriptor(IndexedDescriptor):
     of_table: ClassVar[tuple[str, ...]]
 
     def validate(self) -> None:
-        if self.width is not None and (type(self.width) is not int or self.width < 0):
-            raise InvalidDescriptor(f"width is {self.width!r}; it must be None or a whole number from 0.")
+        if self.width is not None and not (type(self.width) is int and 0 <= self.width < LIMIT):
+            raise InvalidDescriptor(
+                f"width is {self.width!r}; it must be None or a whole number from 0 to {LIMIT - 1}."
+            )
         if not self.shape or len(self.shape) != len(self.table):
             raise InvalidDescriptor(
                 f"shape is {self.shape} and table is {self.table}; both must have the same rank, from 1. "
@@ -104,6 +107,11 @@ class LinesDescriptor(IndexedDescriptor):
             )
         if any(size < 0 for size in self.table):
             raise InvalidDescriptor(f"table {self.table} has a negative size; sizes count from 0.")
+        if self.rows >= LIMIT:
+            raise InvalidDescriptor(
+                f"table {self.table} has {self.rows} rows; at most {LIMIT - 1} are accepted. Split it into "
+                "several calls."
+            )
         if type(self.dim) is not int or not 0 <= self.dim < len(self.shape):
             raise InvalidDescriptor(
                 f"dim is {self.dim!r}; it must be a whole number from 0 to {len(self.shape) - 1}."
