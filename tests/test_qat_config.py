@@ -167,6 +167,11 @@ def half_of_a_tie(model: Any) -> None:
     hf.qat.prepare(model, {"encoder.fc": W8})
 
 
+def one_name_of_two_in_a_layer(model: Any) -> None:
+    model.encoder.fc.again = model.encoder.fc.weight
+    hf.qat.prepare(model, {"encoder.fc": W8})
+
+
 def two_quantizers_of_a_tie(model: Any) -> None:
     model.encoder.out.weight = model.encoder.fc.weight
     hf.qat.prepare(model, {"encoder.fc": W8, "encoder.out": W4})
@@ -205,6 +210,7 @@ def integer_weight(model: Any) -> None:
         (other_parametrization, "head.0.weight has the parametrization _WeightNorm; remove it first"),
         (pruned, "head.0.weight is no parameter: a hook computes it, such as those of weight_norm"),
         (half_of_a_tie, "encoder.fc.weight is shared with encoder.out.weight, which is not to be quantized"),
+        (one_name_of_two_in_a_layer, "encoder.fc.weight is shared with encoder.fc.again, which is not to be"),
         (two_quantizers_of_a_tie, "encoder.fc.weight and encoder.out.weight are one weight that is to be"),
         (sparse_table, "'embed' is an embedding with sparse"),
         (lazy_layer, "has no shape yet; run one batch"),

@@ -166,7 +166,7 @@ def _names_of_parameters(model: nn.Module) -> dict[int, set[str]]:
     """The qualified names of each parameter, by its id. A module with several names counts once."""
     found: dict[int, set[str]] = {}
     for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(prefix, recurse=False):
+        for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
             found.setdefault(id(parameter), set()).add(name)
     return found
 
