@@ -63,6 +63,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | torch.Tensor]
     "experts": (Experts, (5, 4)),
 }
 
+ROWS = hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerToken())
+
 #: Quantizers of weights: every format, granularity and mode.
 WEIGHTS: dict[str, dict[str, Any]] = {
     "int8 per tensor": {"mode": "ema"},
@@ -395,6 +397,27 @@ def test_training_resumes_with_equal_bits() -> None:
             optimizer.step()
 
     model, x = model_of("Linear")
+def test_a_model_that_was_cast_to_float64_loads_a_float64_state() -> None:
+    config = config_of({"granularity": hf.PerChannel(0)})
+    model, x = model_of("Linear", torch.float64)
+    expected = hf.qat.convert(hf.qat.prepare(model, config))(x)
+    other = hf.qat.convert(hf.qat.prepare(model_of("Linear")[0], config), for_loading=True).double()
+    other.load_state_dict(state(model))
+    assert same(other(x), expected) and same_state(state(other), state(model))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_copy_of_a_parametrized_layer_is_prepared_alone(together: bool) -> None:
+    """torch gives all copies of a parametrized layer one class, with a property for each such tensor."""
+    first = hf.qat.prepare(Experts(), {"": hf.qat.Config(weight=ROWS, parameters=("up",))})
+    model, x = nn.ModuleList([first, copy.deepcopy(first)]), torch.randn(5, 4)
+    expected = hf.qat.prepare(Experts(), {"": hf.qat.Config(weight=ROWS, parameters=("up", "down"))})
+    expected.up, expected.down = first.parametrizations.up.original.detach(), first.down.detach()
+    plain = first(x)
+    hf.qat.prepare(model if together else first, {Experts: hf.qat.Config(weight=ROWS, parameters=("down",))})
+    assert same(model[0](x), expected(x)) and same(model[1](x), expected(x) if together else plain)
+
+
     hf.qat.prepare(model, config)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     trained(model, optimizer, 3)

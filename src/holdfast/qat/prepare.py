@@ -20,6 +20,7 @@ from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, Folds, find_folds, 
 from holdfast.qat.config import Config
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.layers import expected_scale_shape, require_module, stored_granularity
+from holdfast.qat.own_class import give_own_class
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer
 from holdfast.qat.targets import Target, find_targets
 
@@ -67,6 +68,8 @@ def prepare(
     folds = find_folds(model, quantized, fold_batch_norm)
     weights = _weight_quantizers(model, targets, folds)
     inputs = [_input_quantizer(target) for target in targets]
+    for owner, *_ in weights:
+        give_own_class(owner)
     for convolution, norm in folds.items():
         fold(convolution, norm)
     for owner, name, quantizer in weights:
