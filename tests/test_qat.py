@@ -298,6 +298,19 @@ def test_codes_of_another_layout_are_refused(saved: Any, loading: Any) -> None:
     ) in str(raised.value)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_of_another_stage_is_refused(strict: bool) -> None:
+    """A float weight and its int8 codes have one name and one shape in the state."""
+    ready = hf.qat.prepare(nn.Sequential(nn.Linear(32, 32)), hf.qat.preset("w8a16"))
+    done = converted(torch.int8, hf.PerChannel(0))
+    with pytest.raises(RuntimeError, match=r"0\.weight in the state is a float weight, and this model is c"):
+        copy.deepcopy(done).load_state_dict(ready.state_dict(), strict=strict)
+    with pytest.raises(RuntimeError, match=r"0\.weight in the state is codes of a converted model; load the"):
+        copy.deepcopy(ready).load_state_dict(done.state_dict(), strict=strict)
+    for model in (ready, done):
+        copy.deepcopy(model).load_state_dict(model.state_dict(), strict=strict)
+
+
 def test_states_of_an_equal_layout_load() -> None:
     """-1 and 1 are one axis of a matrix. A state may lack the layout, and gets it when it is saved again."""
     state_dict, x = converted(torch.int4, hf.PerChannel(-1)).state_dict(), torch.randn(3, 32)

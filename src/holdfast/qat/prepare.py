@@ -75,6 +75,8 @@ def prepare(
     for owner, name, quantizer in weights:
         # unsafe: torch would call the quantizer, which would count as a batch.
         parametrize.register_parametrization(owner, name, quantizer, unsafe=True)
+        parametrizations: Any = owner.parametrizations
+        parametrizations[name].register_load_state_dict_pre_hook(_refuse_other_stage)
         if isinstance(owner, nn.RNNBase):
             type(owner).__deepcopy__ = private.copied_recurrent  # type: ignore[attr-defined]  # a class of its own
     for target, made in zip(targets, inputs, strict=True):
@@ -94,6 +96,22 @@ def _quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     """The forward pre-hook of a layer. The quantizer is found in the module, so a copy uses its own."""
     quantizer: ActivationQuantizer = getattr(module, INPUT_QUANTIZER)
     return quantizer.quantized_arguments(args, kwargs)
+
+
+def _refuse_other_stage(parametrizations: Any, state_dict: Any, prefix: str, *rest: Any) -> None:
+    """A hook of loading: a float weight is no codes, and codes are no float weight. Both have one name."""
+    given, errors = state_dict.get(f"{prefix}original"), rest[-1]
+    has_codes = any(isinstance(part, Dequantizer) for part in parametrizations)
+    if not isinstance(given, torch.Tensor) or given.is_floating_point() != has_codes:
+        return
+    weight = "".join(prefix.removesuffix(".").rsplit("parametrizations.", 1))
+    errors.append(
+        f"{weight} in the state is a float weight, and this model is converted; load the state into a "
+        "prepared model, and convert it afterwards."
+        if has_codes
+        else f"{weight} in the state is codes of a converted model; load the state into a model converted by "
+        "hf.qat.convert(model, for_loading=True)."
+    )
 
 
 def _input_quantizer(target: Target) -> ActivationQuantizer | None:
