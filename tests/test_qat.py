@@ -397,19 +397,6 @@ def test_a_model_on_the_meta_device_loads_a_float64_state(weight: dict[str, Any]
     assert same_state(state(empty), state(model)) and same(empty(x), expected)
 
 
-def test_training_resumes_with_equal_bits() -> None:
-    config = hf.qat.Config(
-        weight=hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerGroup(2), mode="learned"),
-        activation=hf.qat.Quantizer(mode="learned", symmetric=False, start_step=2),
-    )
-
-    def trained(model: nn.Module, optimizer: Any, steps: int) -> None:
-        for step in range(steps):
-            optimizer.zero_grad()
-            model(x * (step + 1)).square().mean().backward()
-            optimizer.step()
-
-    model, x = model_of("Linear")
 def test_a_model_that_was_cast_to_float64_loads_a_float64_state() -> None:
     config = config_of({"granularity": hf.PerChannel(0)})
     model, x = model_of("Linear", torch.float64)
@@ -431,6 +418,19 @@ def test_a_copy_of_a_parametrized_layer_is_prepared_alone(together: bool) -> Non
     assert same(model[0](x), expected(x)) and same(model[1](x), expected(x) if together else plain)
 
 
+def test_training_resumes_with_equal_bits() -> None:
+    config = hf.qat.Config(
+        weight=hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerGroup(2), mode="learned"),
+        activation=hf.qat.Quantizer(mode="learned", symmetric=False, start_step=2),
+    )
+
+    def trained(model: nn.Module, optimizer: Any, steps: int) -> None:
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(x * (step + 1)).square().mean().backward()
+            optimizer.step()
+
+    model, x = model_of("Linear")
     hf.qat.prepare(model, config)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     trained(model, optimizer, 3)

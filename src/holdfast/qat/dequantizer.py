@@ -106,6 +106,8 @@ class Dequantizer(torch.nn.Module):
                     f"model are {self._text()}. Convert a model with the config of the one that was saved."
                 )
                 return
+        if scale.dtype == torch.float64 == self.dtype != self.scale.dtype:
+            self.scale = self.scale.double()  # the model was cast to float64 after its conversion
         super()._load_from_state_dict({**state_dict, key: self._layout().to(scale.device)}, prefix, *rest)
 
     def extra_repr(self) -> str:
