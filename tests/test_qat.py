@@ -667,6 +667,45 @@ def test_inputs_of_a_subclass_are_quantized_by_its_own_names() -> None:
     assert same(named(x=x), nn.functional.linear(hf.dynamic_fake_quantize(x), named.weight, named.bias))
 
 
+def test_options_of_a_subclass_of_attention_are_not_quantized() -> None:
+    """A mask has -inf in it. An argument with a default is an option."""
+
+    class SelfAttention(nn.MultiheadAttention):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+    class CrossAttention(nn.MultiheadAttention):
+        def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x, other, other, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    x, mask = torch.randn(4, 8), torch.full((4, 4), -float("inf")).triu(1)
+    config = hf.qat.Config(activation=hf.qat.Quantizer(dtype=torch.int4, mode="dynamic"))
+    quantized = hf.dynamic_fake_quantize(x, dtype=torch.int4, granularity=hf.PerToken())
+    layer = SelfAttention(8, 2)
+    expected = layer(quantized, mask)
+    hf.qat.prepare(layer, config)
+    assert same(layer(x, mask), expected) and same(layer(x=x, mask=mask), expected)
+    layer = CrossAttention(8, 2)
+    expected = layer(quantized, quantized)
+    hf.qat.prepare(layer, config)
+    assert same(layer(x, x.clone()), expected) and same(layer(x, other=x), expected)
+
+
+def test_an_input_may_be_none() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor | None = None) -> torch.Tensor:
+            return self.table if x is None else x @ self.table
+
+    config = hf.qat.Config(weight=ROWS, activation=hf.qat.Quantizer(), parameters=("table",))
+    model = hf.qat.prepare(Optional(), config)
+    assert same(model(None), model.table) and same(model(x=None), model.table)
+
+
 def test_an_error_names_the_layer() -> None:
     """As for an expert that gets no tokens in training, and some in evaluation."""
     model = torch.nn.ModuleDict({"experts": torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))})
