@@ -146,6 +146,8 @@ class ActivationQuantizer(QuantizerModule):
         done: list[tuple[Any, torch.Tensor]] = []
 
         def once(x: Any) -> Any:
+            if x is None:
+                return None
             for given, quantized in done:
                 if given is x:
                     return quantized
@@ -158,7 +160,7 @@ class ActivationQuantizer(QuantizerModule):
             return quantized
 
         count = len(self.inputs)
-        named = {name: once(kwargs[name]) for name in self.inputs if kwargs.get(name) is not None}
+        named = {name: once(kwargs[name]) for name in self.inputs if name in kwargs}
         return (*map(once, args[:count]), *args[count:]), {**kwargs, **named}
 
 
