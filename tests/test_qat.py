@@ -706,6 +706,19 @@ def test_an_input_may_be_none() -> None:
     assert same(model(None), model.table) and same(model(x=None), model.table)
 
 
+@pytest.mark.parametrize("mode", ["ema", "learned"])
+def test_a_functional_call_leaves_the_model_without_a_scale(mode: str) -> None:
+    config, x = config_of({}, activation=hf.qat.Quantizer(mode=mode)), torch.randn(3, 4)
+    model = hf.qat.prepare(nn.Linear(4, 4), config)
+    tensors = {name: t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    assert torch.func.functional_call(model, tensors, (x,)).isfinite().all()
+    with pytest.raises(hf.InvalidArgs, match="the input of the model has no scale"):
+        hf.qat.convert(model)
+    model.load_state_dict(tensors, strict=False)
+    expected = evaluated(model.eval(), x)
+    assert same(evaluated(hf.qat.convert(model), x), expected) and expected.isfinite().all()
+
+
 def test_an_error_names_the_layer() -> None:
     """As for an expert that gets no tokens in training, and some in evaluation."""
     model = torch.nn.ModuleDict({"experts": torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))})

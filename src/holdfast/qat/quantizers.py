@@ -47,8 +47,8 @@ class QuantizerModule(torch.nn.Module):
         return self.quantizer.mode
 
     def is_set(self) -> bool:
-        """Whether there is a scale. Mode "batch" needs none."""
-        return self.fake_quantize._has_scale()
+        """Whether there is a scale. Mode "batch" needs none. Synchronizes with the device."""
+        return self.fake_quantize._holds_scale()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         quantized = self.fake_quantize(x)
