@@ -457,6 +457,22 @@ class Tied(nn.Module):
         return torch.as_tensor(self.head(self.embed(x)))
 
 
+@pytest.mark.parametrize("converted", [False, True])
+def test_safetensors_saves_and_loads_a_model_with_tied_weights(converted: bool, tmp_path: Path) -> None:
+    safetensors = importlib.import_module("safetensors.torch")
+    config = config_of(WEIGHTS["uint4 with zero points"], activation=hf.qat.Quantizer(mode="ema"))
+    model, other = (hf.qat.prepare(Tied(), config) for _ in range(2))
+    x = torch.tensor([1, 2, 9])
+    train(model, x)
+    expected = evaluated(model.eval(), x)
+    if converted:
+        hf.qat.convert(model)
+        hf.qat.convert(other, for_loading=True)
+    safetensors.save_model(model, tmp_path / "model.safetensors")
+    assert safetensors.load_model(other, tmp_path / "model.safetensors") == (set(), [])
+    assert same(evaluated(other.eval(), x), expected)
+
+
 @pytest.mark.parametrize("weight", ["int4 per group, learned", "uint4 with zero points"])
 def test_tied_weights_stay_tied(weight: str) -> None:
     torch.manual_seed(0)
