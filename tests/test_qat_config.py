@@ -118,6 +118,11 @@ def input_prepared_twice(model: nn.Module) -> None:
         hf.qat.prepare(model, {"encoder.fc": hf.qat.Config(activation=LEARNED)})
 
 
+def attribute_named_input_quantizer(model: Any) -> None:
+    model.encoder.fc.input_quantizer = None
+    hf.qat.prepare(model, {"encoder.fc": hf.qat.Config(activation=LEARNED)})
+
+
 def prepared_after_convert(model: nn.Module) -> None:
     hf.qat.prepare(hf.qat.convert(hf.qat.prepare(model, W8)), W4)
 
@@ -198,6 +203,7 @@ def integer_weight(model: Any) -> None:
         (prepared_twice, "encoder.fc.weight is quantized already; a layer is prepared once"),
         (input_prepared_twice, "the input of 'encoder.fc' is quantized already"),
         (prepared_after_convert, "embed.weight is quantized already"),
+        (attribute_named_input_quantizer, "'encoder.fc' has an attribute input_quantizer of its own"),
         (converted_twice, "the model has no layer to convert; call hf.qat.prepare first, and convert once"),
         (hf.qat.convert, "the model has no layer to convert; call hf.qat.prepare first"),
         (unobserved_input, "the input of 'head.0' has no scale: its quantizer has seen no training batch"),

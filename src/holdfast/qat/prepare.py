@@ -119,7 +119,12 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     if target.config.activation is None or not target.layer.inputs:
         return None
     if hasattr(target.module, INPUT_QUANTIZER):
-        raise InvalidArgs(f"the input of {target} is quantized already; a layer is prepared once.")
+        if isinstance(getattr(target.module, INPUT_QUANTIZER), ActivationQuantizer):
+            raise InvalidArgs(f"the input of {target} is quantized already; a layer is prepared once.")
+        raise InvalidArgs(
+            f"{target} has an attribute {INPUT_QUANTIZER} of its own, and hf.qat.prepare gives its quantizer "
+            "this name; rename the attribute."
+        )
     tensors = (*target.module.parameters(), *target.module.buffers())
     device = tensors[0].device if tensors else torch.get_default_device()
     activation = target.config.activation
