@@ -576,6 +576,17 @@ def test_a_fake_quantize_that_torch_refuses_raises_its_error(axis: int, dtype: t
         assert message() == expected
 
 
+def test_float_zero_points_keep_their_fractions() -> None:
+    """torch does not round the zero points of its scheme per_channel_affine_float_qparams."""
+    x, scale, zero = image(4, 33), torch.tensor([0.1, 0.2, 0.5, 0.03]), torch.tensor([0.25, 1.5, -3.4, 0.0])
+    expected = torch.fake_quantize_per_channel_affine(x, scale, zero, 0, -8, 7)
+    with hf.installed(fake_quantize=True):
+        found = torch.fake_quantize_per_channel_affine(x, scale, zero, 0, -8, 7)
+        row = hf.status()["fake_quantize_per_channel_affine_cachemask"]
+    assert torch.equal(found, expected)
+    assert row.passed_on == {"the zero points are floats, which torch does not round": 1}
+
+
 def test_fake_quantize_is_replaced_on_request_only() -> None:
     x = image(4, 33)
 

@@ -231,6 +231,20 @@ def test_a_transform_that_refuses_to_change_the_state_leaves_it_unset(transform:
         quantizer.eval()(x)
 
 
+def test_a_functional_call_starts_the_scale_of_its_own_tensors_alone() -> None:
+    quantizer, again = (hf.nn.FakeQuantize(dtype=torch.int8, mode="learned") for _ in range(2))
+    first, second = batches(2)
+    tensors = {name: tensor.detach().clone() for name, tensor in quantizer.state_dict(keep_vars=True).items()}
+    del tensors["_extra_state"]
+    for _ in range(2):
+        y = torch.func.functional_call(quantizer, tensors, (first,))
+        assert same(y, again(first)) and same(tensors["scale"], again.scale)
+    assert quantizer.scale.isnan()
+    with pytest.raises(hf.InvalidArgs, match="has seen no training batch"):
+        quantizer.eval()(first)
+    assert same(quantizer.train()(second), hf.nn.FakeQuantize(dtype=torch.int8, mode="learned")(second))
+
+
 @pytest.mark.parametrize(
     "name", ["ema", "ema with zero points per channel", "learned", "learned with a zero point"]
 )

@@ -63,6 +63,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | torch.Tensor]
     "experts": (Experts, (5, 4)),
 }
 
+ROWS = hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerToken())
+
 #: Quantizers of weights: every format, granularity and mode.
 WEIGHTS: dict[str, dict[str, Any]] = {
     "int8 per tensor": {"mode": "ema"},
@@ -296,6 +298,19 @@ def test_codes_of_another_layout_are_refused(saved: Any, loading: Any) -> None:
     ) in str(raised.value)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_of_another_stage_is_refused(strict: bool) -> None:
+    """A float weight and its int8 codes have one name and one shape in the state."""
+    ready = hf.qat.prepare(nn.Sequential(nn.Linear(32, 32)), hf.qat.preset("w8a16"))
+    done = converted(torch.int8, hf.PerChannel(0))
+    with pytest.raises(RuntimeError, match=r"0\.weight in the state is a float weight, and this model is c"):
+        copy.deepcopy(done).load_state_dict(ready.state_dict(), strict=strict)
+    with pytest.raises(RuntimeError, match=r"0\.weight in the state is codes of a converted model; load the"):
+        copy.deepcopy(ready).load_state_dict(done.state_dict(), strict=strict)
+    for model in (ready, done):
+        copy.deepcopy(model).load_state_dict(model.state_dict(), strict=strict)
+
+
 def test_states_of_an_equal_layout_load() -> None:
     """-1 and 1 are one axis of a matrix. A state may lack the layout, and gets it when it is saved again."""
     state_dict, x = converted(torch.int4, hf.PerChannel(-1)).state_dict(), torch.randn(3, 32)
@@ -382,6 +397,27 @@ def test_a_model_on_the_meta_device_loads_a_float64_state(weight: dict[str, Any]
     assert same_state(state(empty), state(model)) and same(empty(x), expected)
 
 
+def test_a_model_that_was_cast_to_float64_loads_a_float64_state() -> None:
+    config = config_of({"granularity": hf.PerChannel(0)})
+    model, x = model_of("Linear", torch.float64)
+    expected = hf.qat.convert(hf.qat.prepare(model, config))(x)
+    other = hf.qat.convert(hf.qat.prepare(model_of("Linear")[0], config), for_loading=True).double()
+    other.load_state_dict(state(model))
+    assert same(other(x), expected) and same_state(state(other), state(model))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_copy_of_a_parametrized_layer_is_prepared_alone(together: bool) -> None:
+    """torch gives all copies of a parametrized layer one class, with a property for each such tensor."""
+    first = hf.qat.prepare(Experts(), {"": hf.qat.Config(weight=ROWS, parameters=("up",))})
+    model, x = nn.ModuleList([first, copy.deepcopy(first)]), torch.randn(5, 4)
+    expected = hf.qat.prepare(Experts(), {"": hf.qat.Config(weight=ROWS, parameters=("up", "down"))})
+    expected.up, expected.down = first.parametrizations.up.original.detach(), first.down.detach()
+    plain = first(x)
+    hf.qat.prepare(model if together else first, {Experts: hf.qat.Config(weight=ROWS, parameters=("down",))})
+    assert same(model[0](x), expected(x)) and same(model[1](x), expected(x) if together else plain)
+
+
 def test_training_resumes_with_equal_bits() -> None:
     config = hf.qat.Config(
         weight=hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerGroup(2), mode="learned"),
@@ -419,6 +455,22 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(self.head(self.embed(x)))
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_safetensors_saves_and_loads_a_model_with_tied_weights(converted: bool, tmp_path: Path) -> None:
+    safetensors = importlib.import_module("safetensors.torch")
+    config = config_of(WEIGHTS["uint4 with zero points"], activation=hf.qat.Quantizer(mode="ema"))
+    model, other = (hf.qat.prepare(Tied(), config) for _ in range(2))
+    x = torch.tensor([1, 2, 9])
+    train(model, x)
+    expected = evaluated(model.eval(), x)
+    if converted:
+        hf.qat.convert(model)
+        hf.qat.convert(other, for_loading=True)
+    safetensors.save_model(model, tmp_path / "model.safetensors")
+    assert safetensors.load_model(other, tmp_path / "model.safetensors") == (set(), [])
+    assert same(evaluated(other.eval(), x), expected)
 
 
 @pytest.mark.parametrize("weight", ["int4 per group, learned", "uint4 with zero points"])
@@ -629,6 +681,58 @@ def test_inputs_of_a_subclass_are_quantized_by_its_own_names() -> None:
         assert same(model(x), expected) and same(model(**{name: x}), expected)
     named = hf.qat.prepare(Named(4, 4), hf.qat.preset("w8a8-dynamic"))
     assert same(named(x=x), nn.functional.linear(hf.dynamic_fake_quantize(x), named.weight, named.bias))
+
+
+def test_options_of_a_subclass_of_attention_are_not_quantized() -> None:
+    """A mask has -inf in it. An argument with a default is an option."""
+
+    class SelfAttention(nn.MultiheadAttention):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+    class CrossAttention(nn.MultiheadAttention):
+        def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x, other, other, need_weights=False)[0]
+
+    torch.manual_seed(0)
+    x, mask = torch.randn(4, 8), torch.full((4, 4), -float("inf")).triu(1)
+    config = hf.qat.Config(activation=hf.qat.Quantizer(dtype=torch.int4, mode="dynamic"))
+    quantized = hf.dynamic_fake_quantize(x, dtype=torch.int4, granularity=hf.PerToken())
+    layer = SelfAttention(8, 2)
+    expected = layer(quantized, mask)
+    hf.qat.prepare(layer, config)
+    assert same(layer(x, mask), expected) and same(layer(x=x, mask=mask), expected)
+    layer = CrossAttention(8, 2)
+    expected = layer(quantized, quantized)
+    hf.qat.prepare(layer, config)
+    assert same(layer(x, x.clone()), expected) and same(layer(x, other=x), expected)
+
+
+def test_an_input_may_be_none() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor | None = None) -> torch.Tensor:
+            return self.table if x is None else x @ self.table
+
+    config = hf.qat.Config(weight=ROWS, activation=hf.qat.Quantizer(), parameters=("table",))
+    model = hf.qat.prepare(Optional(), config)
+    assert same(model(None), model.table) and same(model(x=None), model.table)
+
+
+@pytest.mark.parametrize("mode", ["ema", "learned"])
+def test_a_functional_call_leaves_the_model_without_a_scale(mode: str) -> None:
+    config, x = config_of({}, activation=hf.qat.Quantizer(mode=mode)), torch.randn(3, 4)
+    model = hf.qat.prepare(nn.Linear(4, 4), config)
+    tensors = {name: t.detach().clone() for name, t in (*model.named_parameters(), *model.named_buffers())}
+    assert torch.func.functional_call(model, tensors, (x,)).isfinite().all()
+    with pytest.raises(hf.InvalidArgs, match="the input of the model has no scale"):
+        hf.qat.convert(model)
+    model.load_state_dict(tensors, strict=False)
+    expected = evaluated(model.eval(), x)
+    assert same(evaluated(hf.qat.convert(model), x), expected) and expected.isfinite().all()
 
 
 def test_an_error_names_the_layer() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
@@ -191,6 +192,13 @@ def test_a_batch_norm_that_was_replaced_is_not_converted() -> None:
     with pytest.raises(hf.InvalidArgs, match="folded into 'conv1' is not in the model"):
         hf.qat.convert(block)
     assert str(block) == shown
+
+
+def test_a_convolution_with_a_parametrized_bias_is_not_folded() -> None:
+    block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    parametrize.register_parametrization(block[0], "bias", nn.Tanh())
+    with pytest.raises(hf.InvalidArgs, match="cannot be folded into '0', whose bias has a parametrization"):
+        hf.qat.prepare(block, hf.qat.preset("w4a8"), fold_batch_norm=True)
 
 
 def test_a_model_that_cannot_be_traced_is_refused() -> None:

@@ -118,6 +118,11 @@ def input_prepared_twice(model: nn.Module) -> None:
         hf.qat.prepare(model, {"encoder.fc": hf.qat.Config(activation=LEARNED)})
 
 
+def attribute_named_input_quantizer(model: Any) -> None:
+    model.encoder.fc.input_quantizer = None
+    hf.qat.prepare(model, {"encoder.fc": hf.qat.Config(activation=LEARNED)})
+
+
 def prepared_after_convert(model: nn.Module) -> None:
     hf.qat.prepare(hf.qat.convert(hf.qat.prepare(model, W8)), W4)
 
@@ -167,6 +172,11 @@ def half_of_a_tie(model: Any) -> None:
     hf.qat.prepare(model, {"encoder.fc": W8})
 
 
+def one_name_of_two_in_a_layer(model: Any) -> None:
+    model.encoder.fc.again = model.encoder.fc.weight
+    hf.qat.prepare(model, {"encoder.fc": W8})
+
+
 def two_quantizers_of_a_tie(model: Any) -> None:
     model.encoder.out.weight = model.encoder.fc.weight
     hf.qat.prepare(model, {"encoder.fc": W8, "encoder.out": W4})
@@ -193,6 +203,7 @@ def integer_weight(model: Any) -> None:
         (prepared_twice, "encoder.fc.weight is quantized already; a layer is prepared once"),
         (input_prepared_twice, "the input of 'encoder.fc' is quantized already"),
         (prepared_after_convert, "embed.weight is quantized already"),
+        (attribute_named_input_quantizer, "'encoder.fc' has an attribute input_quantizer of its own"),
         (converted_twice, "the model has no layer to convert; call hf.qat.prepare first, and convert once"),
         (hf.qat.convert, "the model has no layer to convert; call hf.qat.prepare first"),
         (unobserved_input, "the input of 'head.0' has no scale: its quantizer has seen no training batch"),
@@ -205,6 +216,7 @@ def integer_weight(model: Any) -> None:
         (other_parametrization, "head.0.weight has the parametrization _WeightNorm; remove it first"),
         (pruned, "head.0.weight is no parameter: a hook computes it, such as those of weight_norm"),
         (half_of_a_tie, "encoder.fc.weight is shared with encoder.out.weight, which is not to be quantized"),
+        (one_name_of_two_in_a_layer, "encoder.fc.weight is shared with encoder.fc.again, which is not to be"),
         (two_quantizers_of_a_tie, "encoder.fc.weight and encoder.out.weight are one weight that is to be"),
         (sparse_table, "'embed' is an embedding with sparse"),
         (lazy_layer, "has no shape yet; run one batch"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections import OrderedDict, deque, namedtuple
+from collections import OrderedDict, UserDict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -506,6 +506,22 @@ def test_nested_structures_go_in_and_come_out() -> None:
     noise = iter(range(100))
     said = refused(lambda record: [Record(record.value, str(next(noise)))], Record(X))
     assert "output[0].name: '0' (str) and '1' (str)" in said
+
+
+def test_a_batch_of_a_tokenizer_is_split() -> None:
+    """It is a UserDict, which is no dict."""
+
+    class Batch(UserDict[str, Any]):
+        pass
+
+    def step(batch: Batch) -> torch.Tensor:
+        sizes.append(len(batch["x"]))
+        return batch["x"] + batch["shift"]
+
+    sizes: list[int] = []
+    batch = Batch(x=X, shift=torch.ones(6))
+    assert_reproducible(step, batch, batch_split=(5, 3), threads=(), repeats=2)
+    assert sorted(set(sizes)) == [3, 5, 8] and batch["x"] is X
 
 
 @pytest.mark.parametrize(

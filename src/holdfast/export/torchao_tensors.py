@@ -14,6 +14,7 @@ from holdfast.export.prepared import is_prepared
 from holdfast.export.signed_codes import signed_codes, zero_point_code
 from holdfast.qat import QuantizedTensor, convert, quantized_weights
 from holdfast.qat.layers import require_module
+from holdfast.qat.own_class import give_own_class
 from holdfast.qat.quantized import parametrized_weights
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -51,20 +52,10 @@ def to_torchao(model: Model, tensor: str) -> Model:
         layer, _, local = name.rpartition(".")
         module = model.get_submodule(layer)
         if local in getattr(module, "parametrizations", {}):  # else: done under another name of the module
-            _give_own_class(module)
+            give_own_class(module)
             remove_parametrizations(module, local, leave_parametrized=False)
         setattr(module, local, parameter)
     return model
-
-
-def _give_own_class(module: torch.nn.Module) -> None:
-    """Give a parametrized module a copy of its class.
-
-    Copies of the module have the same class, and torch would remove the parametrization from all of them.
-    """
-    kind = type(module)
-    members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
-    module.__class__ = type(kind.__name__, kind.__bases__, members)
 
 
 def _require_layer(model: torch.nn.Module, name: str, tensor: str) -> None:

@@ -46,6 +46,8 @@ def _per_tensor(self, scale, zero_point, quant_min, quant_max):
 def _per_channel(self, scale, zero_point, axis, quant_min, quant_max):
     if axis < 0 or scale.dtype not in (torch.float32, torch.bfloat16):
         raise PassOn("torch refuses a negative axis, and other scales than float32 and bfloat16")
+    if zero_point.is_floating_point():
+        raise PassOn("the zero points are floats, which torch does not round")
     return _served(self, scale, zero_point, PerChannel(axis), quant_min, quant_max)
 
 

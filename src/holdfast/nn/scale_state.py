@@ -170,8 +170,22 @@ class ScaleState(torch.nn.Module):
         that would be a collective.
         """
         if not self._is_set and not is_sharded(self.scale) and can_synchronize(self.scale):
-            self._is_set = self._state_is_set()
+            found = self._state_is_set()
+            if not self._has_own_state():
+                return found
+            self._is_set = found
         return self._is_set is not False
+
+    def _has_own_state(self) -> bool:
+        """Whether a learned scale is the parameter, and no tensor of ``torch.func.functional_call``."""
+        return isinstance(self.scale, torch.nn.Parameter) or self.mode is not ScaleMode.LEARNED
+
+    def _holds_scale(self) -> bool:
+        """As ``_has_scale``, but reads the tensors: ``functional_call`` may have set the scale of a copy."""
+        known = self._is_set and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED) and self.scale.numel() > 0
+        if known and not is_sharded(self.scale) and can_synchronize(self.scale):
+            self._is_set = self._state_is_set()
+        return self._has_scale()
 
     def _state_is_set(self) -> bool:
         """Whether the tensors of the state hold a scale."""

@@ -263,7 +263,8 @@ class ScaleUpdates(ScaleState):
             for name, value in zip(("scale", "zero_point"), start, strict=False):
                 if name in self._shards:
                     write_shard(self._shards[name], value)
-        self._is_set = True
+        if self._has_own_state():
+            self._is_set = True
 
     def _warn_rejected(self, rejected: int) -> None:
         if rejected:

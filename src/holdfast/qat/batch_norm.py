@@ -163,6 +163,11 @@ def find_folds(model: nn.Module, quantized: set[nn.Module], given: Any) -> Folds
                 f"{second!r} cannot be folded into {first!r}: it needs running statistics of the "
                 f"{convolution.out_channels} output channels."
             )
+        if parametrize.is_parametrized(convolution, "bias"):
+            raise InvalidArgs(
+                f"{second!r} cannot be folded into {first!r}, whose bias has a parametrization; remove it "
+                "first by torch.nn.utils.parametrize.remove_parametrizations, or do not fold the pair."
+            )
         if convolution in found or norm in found.values():
             raise InvalidArgs(f"fold_batch_norm has {first!r} or {second!r} twice; each is in one pair.")
         if convolution in quantized:

@@ -112,7 +112,11 @@ class Dequantizer(torch.nn.Module):
                     f"{self._text()}. Convert a model with the config of the one that was saved."
                 )
                 return
-        super()._load_from_state_dict({**state_dict, key: self._layout().to(scale.device)}, prefix, *rest)
+        if scale.dtype == torch.float64 == self.dtype != self.scale.dtype:
+            self.scale = self.scale.double()  # the model was cast to float64 after its conversion
+        if f"{prefix}scale" in state_dict:  # else the state has these codes under another name of the layer
+            state_dict = {**state_dict, key: self._layout().to(scale.device)}
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         return f"{self.format.name}, {self.granularity}, shape={self.shape}, dtype={self.dtype}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def layer_of(module: nn.Module) -> Layer | None:
             layer = LAYERS[kind]
             return replace(
                 layer,
-                inputs=first_inputs(module, len(layer.inputs)) or layer.inputs,
+                inputs=inputs_of(module, layer.inputs),
                 transposed=layer.transposed and not _is_depthwise(module),
             )
     transformers = sys.modules.get("transformers.pytorch_utils")
@@ -71,12 +72,18 @@ def _is_depthwise(convolution: Any) -> bool:
     return convolution.groups > 1 and len(sizes) == 1
 
 
-def first_inputs(module: nn.Module, count: int) -> tuple[str, ...]:
-    """The names of the first ``count`` arguments of ``forward``; none if it has fewer arguments by name."""
-    parameters = list(inspect.signature(module.forward).parameters.values())[:count]
+def inputs_of(module: nn.Module, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the activations among the arguments of ``forward``: ``usual``, or those of a subclass.
+
+    Those of a subclass have no default: arguments with one are options, such as a mask.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    named = [given.name for given in parameters if given.kind in kinds]
-    return tuple(named) if len(named) == count else ()
+    named = [*takewhile(lambda parameter: parameter.kind in kinds, parameters)][: len(usual)]
+    names = tuple(parameter.name for parameter in named)
+    if names == usual[: len(names)]:
+        return usual
+    return tuple(each.name for each in named if each.default is inspect.Parameter.empty) or names[:1]
 
 
 def expected_scale_shape(granularity: Granularity, module: nn.Module) -> tuple[int] | None:

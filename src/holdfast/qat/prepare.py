@@ -20,6 +20,7 @@ from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, Folds, find_folds, 
 from holdfast.qat.config import Config
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.layers import expected_scale_shape, require_module, stored_granularity
+from holdfast.qat.own_class import give_own_class
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer
 from holdfast.qat.targets import Target, find_targets
 
@@ -67,11 +68,15 @@ def prepare(
     folds = find_folds(model, quantized, fold_batch_norm)
     weights = _weight_quantizers(model, targets, folds)
     inputs = [_input_quantizer(target) for target in targets]
+    for owner, *_ in weights:
+        give_own_class(owner)
     for convolution, norm in folds.items():
         fold(convolution, norm)
     for owner, name, quantizer in weights:
         # unsafe: torch would call the quantizer, which would count as a batch.
         parametrize.register_parametrization(owner, name, quantizer, unsafe=True)
+        parametrizations: Any = owner.parametrizations
+        parametrizations[name].register_load_state_dict_pre_hook(_refuse_other_stage)
         if isinstance(owner, nn.RNNBase):
             type(owner).__deepcopy__ = private.copied_recurrent  # type: ignore[attr-defined]  # a class of its own
     for target, made in zip(targets, inputs, strict=True):
@@ -93,12 +98,33 @@ def _quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     return quantizer.quantized_arguments(args, kwargs)
 
 
+def _refuse_other_stage(parametrizations: Any, state_dict: Any, prefix: str, *rest: Any) -> None:
+    """A hook of loading: a float weight is no codes, and codes are no float weight. Both have one name."""
+    given, errors = state_dict.get(f"{prefix}original"), rest[-1]
+    has_codes = any(isinstance(part, Dequantizer) for part in parametrizations)
+    if not isinstance(given, torch.Tensor) or given.is_floating_point() != has_codes:
+        return
+    weight = "".join(prefix.removesuffix(".").rsplit("parametrizations.", 1))
+    errors.append(
+        f"{weight} in the state is a float weight, and this model is converted; load the state into a "
+        "prepared model, and convert it afterwards."
+        if has_codes
+        else f"{weight} in the state is codes of a converted model; load the state into a model converted by "
+        "hf.qat.convert(model, for_loading=True)."
+    )
+
+
 def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     """The quantizer of the inputs of a layer; None if there is nothing to quantize."""
     if target.config.activation is None or not target.layer.inputs:
         return None
     if hasattr(target.module, INPUT_QUANTIZER):
-        raise InvalidArgs(f"the input of {target} is quantized already; a layer is prepared once.")
+        if isinstance(getattr(target.module, INPUT_QUANTIZER), ActivationQuantizer):
+            raise InvalidArgs(f"the input of {target} is quantized already; a layer is prepared once.")
+        raise InvalidArgs(
+            f"{target} has an attribute {INPUT_QUANTIZER} of its own, and hf.qat.prepare gives its quantizer "
+            "this name; rename the attribute."
+        )
     tensors = (*target.module.parameters(), *target.module.buffers())
     device = tensors[0].device if tensors else torch.get_default_device()
     activation = target.config.activation
@@ -166,7 +192,7 @@ def _names_of_parameters(model: nn.Module) -> dict[int, set[str]]:
     """The qualified names of each parameter, by its id. A module with several names counts once."""
     found: dict[int, set[str]] = {}
     for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(prefix, recurse=False):
+        for name, parameter in module.named_parameters(prefix, recurse=False, remove_duplicate=False):
             found.setdefault(id(parameter), set()).add(name)
     return found
 

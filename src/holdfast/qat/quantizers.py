@@ -47,8 +47,8 @@ class QuantizerModule(torch.nn.Module):
         return self.quantizer.mode
 
     def is_set(self) -> bool:
-        """Whether there is a scale. Mode "batch" needs none."""
-        return self.fake_quantize._has_scale()
+        """Whether there is a scale. Mode "batch" needs none. Synchronizes with the device."""
+        return self.fake_quantize._holds_scale()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         quantized = self.fake_quantize(x)
@@ -161,6 +161,8 @@ class ActivationQuantizer(QuantizerModule):
         done: list[tuple[Any, torch.Tensor]] = []
 
         def once(x: Any) -> Any:
+            if x is None:
+                return None
             for given, quantized in done:
                 if given is x:
                     return quantized
@@ -173,7 +175,7 @@ class ActivationQuantizer(QuantizerModule):
             return quantized
 
         count = len(self.inputs)
-        named = {name: once(kwargs[name]) for name in self.inputs if kwargs.get(name) is not None}
+        named = {name: once(kwargs[name]) for name in self.inputs if name in kwargs}
         return (*map(once, args[:count]), *args[count:]), {**kwargs, **named}
 
 

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import operator
 import random
-from collections import defaultdict, deque
+from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -332,6 +332,10 @@ class Copier:
         if isinstance(value, dict):
             items = {key: self(item, f"{path}[{key!r}]") for key, item in value.items()}
             return copy.copy(value) | items  # keeps the type, such as OrderedDict
+        if isinstance(value, UserDict):  # such as the batches of a tokenizer
+            batch = copy.copy(value)
+            batch.update({key: self(item, f"{path}[{key!r}]") for key, item in value.items()})
+            return batch
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             made: Any = copy.copy(value)
             for f in dataclasses.fields(value):  # also works for frozen dataclasses
