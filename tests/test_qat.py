@@ -298,19 +298,6 @@ def test_codes_of_another_layout_are_refused(saved: Any, loading: Any) -> None:
     ) in str(raised.value)
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_state_of_another_stage_is_refused(strict: bool) -> None:
-    """A float weight and its int8 codes have one name and one shape in the state."""
-    ready = hf.qat.prepare(nn.Sequential(nn.Linear(32, 32)), hf.qat.preset("w8a16"))
-    done = converted(torch.int8, hf.PerChannel(0))
-    with pytest.raises(RuntimeError, match=r"0\.weight in the state is a float weight, and this model is c"):
-        copy.deepcopy(done).load_state_dict(ready.state_dict(), strict=strict)
-    with pytest.raises(RuntimeError, match=r"0\.weight in the state is codes of a converted model; load the"):
-        copy.deepcopy(ready).load_state_dict(done.state_dict(), strict=strict)
-    for model in (ready, done):
-        copy.deepcopy(model).load_state_dict(model.state_dict(), strict=strict)
-
-
 def test_states_of_an_equal_layout_load() -> None:
     """-1 and 1 are one axis of a matrix. A state may lack the layout, and gets it when it is saved again."""
     state_dict, x = converted(torch.int4, hf.PerChannel(-1)).state_dict(), torch.randn(3, 32)
@@ -914,7 +901,9 @@ def test_states_of_prepared_and_converted_models_are_not_mixed_up(dtype: torch.d
     prepared, other = (hf.qat.prepare(nn.Sequential(nn.Linear(8, 4)), config) for _ in range(2))
     of_prepared = copy.deepcopy(prepared.state_dict())
     converted = hf.qat.convert(prepared)
-    with pytest.raises(RuntimeError, match=r"0\.weight is codes in the state.*for_loading=True"):
+    with pytest.raises(RuntimeError, match=r"0\.weight in the state is codes .*for_loading=True"):
         other.load_state_dict(converted.state_dict(), strict=strict)
-    with pytest.raises(RuntimeError, match=r"0\.weight is floats in the state.*before hf\.qat\.convert"):
+    with pytest.raises(RuntimeError, match=r"0\.weight in the state is a float weight.*conver"):
         converted.load_state_dict(of_prepared, strict=strict)
+    for model, state in ((other, of_prepared), (converted, converted.state_dict())):
+        copy.deepcopy(model).load_state_dict(state, strict=strict)

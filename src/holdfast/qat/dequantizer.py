@@ -12,7 +12,6 @@ from holdfast.core.granularity import PerGroup
 from holdfast.ops.dequantize.torch_op import dequantize
 from holdfast.ops.packing.torch_op import pack, unpack
 from holdfast.qat.quantized_tensor import QuantizedTensor, widened
-from holdfast.qat.quantizers import weight_at
 
 
 class Dequantizer(torch.nn.Module):
@@ -97,19 +96,14 @@ class Dequantizer(torch.nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Load a state. Codes with another layout are an error; states without a layout are accepted."""
         key, errors = f"{prefix}layout", rest[-1]
-        if f"{prefix}fake_quantize._extra_state" in state_dict:
-            errors.append(
-                f"{weight_at(prefix)} is floats in the state, which is that of a prepared model; load it "
-                "before hf.qat.convert."
-            )
-            return
         given, scale = state_dict.get(key), state_dict.get(f"{prefix}scale", self.scale)
         if isinstance(given, torch.Tensor) and not given.is_meta:
             text = bytes(given.flatten().tolist()).decode(errors="replace")
             if text != self._text():
+                layer, _, weight = prefix.partition("parametrizations.")
                 errors.append(
-                    f"the codes of {weight_at(prefix)} in the state are {text}; those of this model are "
-                    f"{self._text()}. Convert a model with the config of the one that was saved."
+                    f"the codes of {layer}{weight.partition('.')[0]} in the state are {text}; those of this "
+                    f"model are {self._text()}. Convert a model with the config of the one that was saved."
                 )
                 return
         if scale.dtype == torch.float64 == self.dtype != self.scale.dtype:

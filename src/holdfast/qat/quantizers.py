@@ -94,21 +94,6 @@ class WeightQuantizer(QuantizerModule):
         """Assigning to the weight of a prepared layer sets the float weight."""
         return weight
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """Load a state. That of a converted model, whose weight is codes, is an error."""
-        if f"{prefix}layout" in state_dict:
-            rest[-1].append(
-                f"{weight_at(prefix)} is codes in the state, which is that of a converted model; call "
-                "hf.qat.convert(model, for_loading=True) before load_state_dict."
-            )
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-def weight_at(prefix: str) -> str:
-    """The weight whose parametrization has the state under ``prefix``."""
-    layer, _, rest = prefix.partition("parametrizations.")
-    return layer + rest.partition(".")[0]
-
 
 class ActivationQuantizer(QuantizerModule):
     """Quantizes the inputs of a layer: its arguments named ``inputs``, by position or by name."""
