@@ -80,6 +80,7 @@ PROBLEMS = (
     Problem("elements of a matrix, tiles of columns", (3, 70), (2000, 70), 0),
     Problem("more terms in tiles of columns", (300, 70), (2000, 70), 0),
     Problem("elements of a matrix, tiles of lines", (40, 60), (40, 1000), 1, spread="zipf"),
+    Problem("elements of a matrix, lines of 70", (450, 70), (11, 70), 0, spread="zipf"),
     Problem("elements of a part", (7, 4, 5), (9, 3, 6), 1, spread="zipf"),
     Problem("elements of rank 5", (2, 3, 8, 2, 3), (2, 4, 5, 2, 3), 2, index_dtype=_I32),
     Problem("alpha", (500,), (12,), width=9, spread="zipf", alpha=-0.3),

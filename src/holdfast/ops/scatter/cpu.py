@@ -25,9 +25,8 @@ from holdfast.ops.scatter.cpu_index import (
     RANDOM,
     compile_check,
     cycle_of,
-    first_bad,
     first_outside,
-    rows_of_run,
+    rows_of_lines,
 )
 from holdfast.ops.scatter.plan import (
     BadScatterIndex,
@@ -66,16 +65,8 @@ def find_rows(first, last, index, table, extent, step, found_at, like):
     ``table`` has the sizes of the loops over the index, its strides, and the strides of the rows. ``like`` is
     a value of the type of the index.
     """
-    indices, at, inner = pointer(index, like), first, table.shape[1] - 1
-    while at < last:
-        run = min(table[0, inner] - at % table[0, inner], last - at)
-        place, index_step = offset_of(at, table), table[1, inner]
-        found = pointer(found_at + at * 4, np.int32)
-        line, line_step = offset_of(at, table, 2), table[2, inner]
-        if not rows_of_run(indices, place, index_step, line, line_step, step, extent, run, found):
-            return at + first_bad(indices, place, index_step, extent, run)
-        at += run
-    return -1
+    rows = found_at + first * 4
+    return rows_of_lines(pointer(index, like), first, last - first, table, step, extent, 0, rows)
 
 
 @kernel
@@ -136,13 +127,16 @@ def gather_rows(first, last, input, index, out, table, steps, columns, cycle, ex
     length, index_step, target_step, line_step = (
         table[0, inner], table[1, inner], table[2, inner], table[3, inner],
     )  # fmt: skip
+    if cycle:
+        line, count = at % cycle, last - at
+        _gather_cycle(indices, at, outputs, inputs, line, cycle, line_step, row_step, extent, count, bits)
+        return
+    begin, left, place, targets, lines = at % length, 0, 0, 0, 0
     while at < last:
-        if cycle:
-            line, count = at % cycle, last - at
-            _gather_cycle(indices, at, outputs, inputs, line, cycle, line_step, row_step, extent, count, bits)
-            return
-        run = min(length - at % length, last - at)
-        place, targets, lines = offset_of(at, table), offset_of(at, table, 2), offset_of(at, table, 3)
+        if left == 0:
+            place, targets, lines = offset_of(at, table), offset_of(at, table, 2), offset_of(at, table, 3)
+            left = table[0, inner - 1] - at // length % table[0, inner - 1] if inner > 0 else 1
+        run = min(length - begin, last - at)
         if columns == 1:
             if index_step == 1 and target_step == 1 and line_step == 0 and row_step == 1:
                 strides = (1, 1, 0, 1)
@@ -150,20 +144,24 @@ def gather_rows(first, last, input, index, out, table, steps, columns, cycle, ex
             else:
                 strides = (index_step, target_step, line_step, row_step)
                 _gather_run(indices, place, outputs, targets, inputs, lines, strides, extent, run, bits)
-            at += run
-            continue
-        for i in range(run):
-            row = np.int64(indices[place + i * index_step])
-            target = targets + i * target_step
-            source = lines + i * line_step + row * row_step
-            if row < 0 or row >= extent:
-                for c in range(columns):
-                    outputs[target + c * out_step] = bits
-            elif out_step == 1 and step == 1:
-                copy(out + target * item, input + source * item, columns * item)
-            else:
-                move(input + source * item, step, columns, out + target * item, out_step, item)
-        at += run
+        else:
+            for i in range(run):
+                row = np.int64(indices[place + i * index_step])
+                target = targets + i * target_step
+                source = lines + i * line_step + row * row_step
+                if row < 0 or row >= extent:
+                    for c in range(columns):
+                        outputs[target + c * out_step] = bits
+                elif out_step == 1 and step == 1:
+                    copy(out + target * item, input + source * item, columns * item)
+                else:
+                    move(input + source * item, step, columns, out + target * item, out_step, item)
+        at, left = at + run, left - 1
+        if left > 0:  # the next run is a step of the second loop away; runs may be short
+            place += table[1, inner - 1] - begin * index_step
+            targets += table[2, inner - 1] - begin * target_step
+            lines += table[3, inner - 1] - begin * line_step
+        begin = 0
 
 
 @cache
@@ -342,7 +340,7 @@ class Gather(IndexedKernel[GatherDescriptor]):
             )  # fmt: skip
             return self.launch_of(lookup.launch(), _table(walk, 0))
         _compile_gather(desc.index_dtype, desc.dtype.itemsize)
-        table, index_table = _table(walk, 0, 1, 2), _table(walk, 0)
+        table, index_table = _table(walk, 0, 1, 2), _table(loops(desc.shape, args.index.stride()), 0)
         lines_walk = loops(desc.shape[desc.dim + 1 :], args.input.stride()[desc.dim + 1 :])
         cycle = cycle_of(desc, args.index, args.out) if len(lines_walk.sizes) == 1 else 0
         if cycle:

@@ -63,6 +63,7 @@ from holdfast.ops.scatter.cpu_index import (
     first_bad,
     first_outside,
     rows_of_cycle,
+    rows_of_lines,
     rows_of_run,
 )
 from holdfast.ops.scatter.plan import ScatterArgs, ScatterDescriptor
@@ -205,26 +206,30 @@ def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, 
     """
     src_at, src_kind, src_table, index, index_table, extent, step, cycle, index_type = problem
     size, inner, item = size_of(like), index_table.shape[1] - 1, src_kind & ITEM_SIZE
-    length, index_step, line_step = index_table[0, inner], index_table[1, inner], index_table[2, inner]
+    length, index_step, src_inner = index_table[0, inner], index_table[1, inner], src_table.shape[1] - 1
+    src_step = src_table[1, src_inner] if len(form[0]) == 1 else 1  # rows of several elements are contiguous
     elements, lanes = len(form[0]), len(form[1])
     sums, words = pointer(states_at, like), pointer(states_at + (lanes - 1) * size, np.int32)
     word_step = lanes * size // 4
-    raw, wide, rows = scratch, scratch + _RUN_STEP, pointer(scratch + 2 * _RUN_STEP, np.int32)
+    raw, wide, rows_at = scratch, scratch + _RUN_STEP, scratch + 2 * _RUN_STEP
+    rows = pointer(rows_at, np.int32)
     indices, at = pointer(index, index_type), begin
     while at < end:
-        run = min(min(length - at % length, end - at), RUN // elements)
-        place = offset_of(at, index_table)
-        if cycle:
-            inside = rows_of_cycle(indices, place, at % cycle, cycle, step, extent, run, rows)
-        elif width:
-            inside = rows_of_run(indices, place, index_step, at - begin, 1, width, extent, run, rows)
+        run = min(end - at, RUN // elements)
+        if src_inner > 0 or width:
+            run = min(run, length - at % length)
+        if cycle or width:
+            place = offset_of(at, index_table)
+            if cycle:
+                inside = rows_of_cycle(indices, place, at % cycle, cycle, step, extent, run, rows)
+            else:
+                inside = rows_of_run(indices, place, index_step, at - begin, 1, width, extent, run, rows)
+            bad = -1 if inside else at + first_bad(indices, place, index_step, extent, run)
         else:
-            line = offset_of(at, index_table, 2) - tile_row
-            inside = rows_of_run(indices, place, index_step, line, line_step, step, extent, run, rows)
-        if not inside:
-            return -1 - at - first_bad(indices, place, index_step, extent, run)
+            bad = rows_of_lines(indices, at, run, index_table, step, extent, tile_row, rows_at)
+        if bad >= 0:
+            return -1 - bad
         source = src_at + offset_of(at, src_table) * item
-        src_step = src_table[1, inner] if elements == 1 else 1  # rows of several elements are contiguous
         values = pointer(load_run(source, src_kind, src_step, run * elements, raw, wide, like), like)
         used = _add_run(rows, values, run, sums, words, word_step, slots_at, used, form, like)
         at += run
@@ -470,14 +475,17 @@ class ElementSums:
         desc, tiling, compute = self.desc, self.tiling, self.desc.compute
         like, code, index_type = number(compute), kind(desc.dtype, compute.torch), INDICES[desc.index_dtype]
         alpha = type(like)(desc.alpha)
-        src_table = np.array([walk.sizes, walk.strides[1]], np.int64)
+        own = loops(desc.shape, args.src.stride())  # one loop if the terms follow one another in memory
+        flat = len(own.sizes) == 1 and (desc.columns == 1 or own.strides[0] == (desc.columns,))
+        src_table = table_of(own.sizes, own.strides[0]) if flat else table_of(walk.sizes, walk.strides[1])
         cycle = cycle_of(desc, args.index, args.src) if tiling.tiles == 1 else 0
         form, steps = _form_of(desc.columns), (desc.column_step(args.out), desc.column_step(args.input))
         if cycle:
             src_table = table_of((desc.count,), (1,))
             index_table = np.array([[desc.count], [1], [0]], np.int64)
         base_table, out_table = (_rows_of(tensor, desc) for tensor in (args.input, args.out))
-        check_table, several = index_table[:2].copy(), tiling.tiles > 1
+        own_index, several = loops(desc.shape, args.index.stride()), tiling.tiles > 1
+        check_table = table_of(own_index.sizes, own_index.strides[0])
         walks, shape, tiles = (walk_of(out_table), walk_of(base_table)), tuple(tiling), tiling.tiles
         rows, count, extent, step, by_count = desc.rows, desc.count, desc.extent, desc.step, desc.by_count
 

@@ -67,6 +67,32 @@ def rows_of_run(indices, place, index_step, line, line_step, step, extent, count
 
 
 @jit
+def rows_of_lines(indices, at, count, table, step, extent, first_row, rows_at):
+    """Store the rows of ``count`` terms from ``at`` on. Returns the position of the first bad index, or -1.
+
+    ``table`` has the sizes of the loops over the index, its strides, and the strides of the rows, which count
+    from ``first_row``. Runs of the innermost loop may be short, so the offsets of the next run are found from
+    those of the last one.
+    """
+    inner = table.shape[1] - 1
+    length, index_step, line_step = table[0, inner], table[1, inner], table[2, inner]
+    begin, done, left, place, line = at % length, 0, 0, 0, 0
+    while done < count:
+        if left == 0:
+            place, line = offset_of(at + done, table), offset_of(at + done, table, 2) - first_row
+            left = table[0, inner - 1] - (at + done) // length % table[0, inner - 1] if inner > 0 else 1
+        run, rows = min(length - begin, count - done), pointer(rows_at + done * 4, np.int32)
+        if not rows_of_run(indices, place, index_step, line, line_step, step, extent, run, rows):
+            return at + done + first_bad(indices, place, index_step, extent, run)
+        done, left = done + run, left - 1
+        if left > 0:
+            place += table[1, inner - 1] - begin * index_step
+            line += table[2, inner - 1] - begin * line_step
+        begin = 0
+    return -1
+
+
+@jit
 def rows_of_cycle(indices, place, line, cycle, step, extent, count, rows):
     """``rows_of_run`` of consecutive indices, for lines that begin again after each ``cycle`` of them."""
     outside = np.int64(0)

@@ -9,26 +9,44 @@ from holdfast.core.mutant import KernelMutant
 _mutant = partial(KernelMutant, plans=("ScatterPlan",))
 _gathers = partial(KernelMutant, plans=("GatherPlan",))
 _CPU, _GPU = "holdfast.ops.scatter.cpu", "holdfast.ops.scatter.gpu"
-_ELEMENTS = "holdfast.ops.scatter.cpu_elements"
+_ELEMENTS, _INDEX = "holdfast.ops.scatter.cpu_elements", "holdfast.ops.scatter.cpu_index"
 _SUM_CPU, _SORT = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu_index"
 _GATHER = "holdfast.ops.segment_sum.gpu_gather"
 _FEW_CPU = "holdfast.ops.segment_sum.cpu_few_terms"
 
 # fmt: off
 MUTANTS = (
-    _mutant("the line of a term forgotten", _CPU,
-        "line, line_step = offset_of(at, table, 2), table[2, inner]",
-        "line, line_step = 0, table[2, inner]", likely="lines"),
-    _mutant("runs that leave their line", _CPU,
-        "        run = min(table[0, inner] - at % table[0, inner], last - at)\n        place, index_step",
-        "        run = min(table[0, inner], last - at)\n        place, index_step",
+    _mutant("the line of a term forgotten", _INDEX,
+        "offset_of(at + done, table, 2) - first_row", "0 * first_row", likely="lines"),
+    _mutant("runs that leave their line", _INDEX,
+        "run, rows = min(length - begin, count - done)", "run, rows = min(length, count - done)",
         likely="more rows in lines, several threads"),
+    _mutant("a line after half a line", _INDEX,
+        "line += table[2, inner - 1] - begin * line_step", "line += table[2, inner - 1]",
+        likely="lines of 70"),
+    _mutant("an index after half a line", _INDEX,
+        "place += table[1, inner - 1] - begin * index_step", "place += table[1, inner - 1]",
+        likely="more rows in lines, several threads"),
+    _mutant("the third loop forgotten", _INDEX,
+        "left = table[0, inner - 1] - (at + done) // length % table[0, inner - 1] if inner > 0 else 1",
+        "left = count"),
+    _gathers("a line after half a line", _CPU,
+        "lines += table[3, inner - 1] - begin * line_step",
+        "lines += table[3, inner - 1] - 2 * begin * line_step", likely="lines of 70"),
+    _gathers("a result after half a line", _CPU,
+        "targets += table[2, inner - 1] - begin * target_step",
+        "targets += table[2, inner - 1] - 2 * begin * target_step", likely="lines of 70"),
+    _gathers("an index after half a line", _CPU,
+        "place += table[1, inner - 1] - begin * index_step", "place += table[1, inner - 1]"),
+    _gathers("the third loop forgotten", _CPU,
+        "left = table[0, inner - 1] - at // length % table[0, inner - 1] if inner > 0 else 1",
+        "left = last"),
     _mutant("the last elements of contiguous rows not filled", "holdfast.ops.segment_sum.gpu",
         "first_row, rows, 0, last, last < columns,",
         "first_row, rows, 0, last, last < end,", likely="few terms"),
     _gathers("a row after the last", _CPU,
-        "            if row < 0 or row >= extent:\n                for c",
-        "            if row < 0 or row > extent:\n                for c", likely="bad"),
+        "                if row < 0 or row >= extent:\n                    for c",
+        "                if row < 0 or row > extent:\n                    for c", likely="bad"),
     _gathers("an element after the last", _CPU,
         "if np.uint64(row) < np.uint64(extent):\n            outputs[targets",
         "if np.uint64(row) <= np.uint64(extent):\n            outputs[targets", likely="bad"),
@@ -80,9 +98,10 @@ MUTANTS = (
         likely="all equal"),
     _mutant("the first column of a tile for all", _ELEMENTS,
         "start = row + i * columns", "start = row - column + i * columns", likely="tiles of columns"),
-    _mutant("the line of an element forgotten", _ELEMENTS,
-        "line = offset_of(at, index_table, 2) - tile_row", "line = 0 * tile_row", likely="matrix"),
-    _mutant("lines that begin again too early", "holdfast.ops.scatter.cpu_index",
+    _mutant("the rows of the first tile for all", _ELEMENTS,
+        "rows_of_lines(indices, at, run, index_table, step, extent, tile_row, rows_at)",
+        "rows_of_lines(indices, at, run, index_table, step, extent, 0 * tile_row, rows_at)"),
+    _mutant("lines that begin again too early", _INDEX,
         "line = line if line < cycle else 0", "line = line if line < cycle - 1 else 0",
         likely="matrix, dim 0"),
     _gathers("read lines that begin again too early", _CPU,
