@@ -29,7 +29,7 @@ _RANGES = 8
 #: Minimum elements for more than one thread, and minimum elements per thread.
 _least, _per_thread = 2 * ELEMENTS_PER_THREAD, ELEMENTS_PER_THREAD
 #: How many times less work is worth a thread in ``run_together``.
-_QUICKER = 16
+_QUICKER = 8
 _forked = False
 _pool: ThreadPoolExecutor | None = None
 _pool_threads = 0
