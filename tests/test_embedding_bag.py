@@ -360,6 +360,7 @@ BAD_OFFSETS = {
     "descends": ([0, 5, 3], "offsets[2] is 3"),
     "is negative": ([0, -4, 3], "offsets[1] is -4"),
     "passes the end": ([0, 43], "offsets[1] is 43"),
+    "has differences that overflow": ([0, 2**63 - 1, -(2**63)], "offsets[1] is 2147483647 or more"),
 }
 
 

@@ -63,11 +63,10 @@ class Scratch:
         size, address = _places.get(thread, (0, 0))
         if size >= self.size:
             return address
-        memory = torch.empty(
-            max(self.size, 2 * size), dtype=torch.uint8, device="cpu"
-        )  # grows a few times only
+        size = max(self.size, 2 * size)  # so that it grows a few times only
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
         _memory.append(memory)
-        _places[thread] = memory.numel(), memory.data_ptr()
+        _places[thread] = size, memory.data_ptr()
         return memory.data_ptr()
 
     def of_team(self, threads: int) -> int:

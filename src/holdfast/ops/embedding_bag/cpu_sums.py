@@ -251,28 +251,6 @@ def _batch_sums(columns: int) -> Any:
 _sum_128, _sum_64, _sum_32, _sum_16, _sum_8, _sum_4, _sum_1 = map(_batch_sums, (128, 64, 32, 16, 8, 4, 1))
 
 
-@kernel
-def check_offsets(offsets, count):
-    """Position of the first wrong offset, -1 if there is none; and the length of the longest bag."""
-    address, item, step, given = offsets
-    if given > 0 and item == 8 and step == 1:  # this loop vectorises
-        contiguous = pointer(address, np.int64)
-        longest, least = count - contiguous[given - 1], np.int64(0)
-        for entry in range(1, given):
-            size = contiguous[entry] - contiguous[entry - 1]
-            longest, least = max(longest, size), min(least, size)
-        if least >= 0 and contiguous[0] == 0 and contiguous[given - 1] <= count:
-            return -1, longest
-    before, longest = 0, 0
-    for entry in range(given):
-        offset = load_offset(offsets, entry)
-        if offset < before or offset > count or (entry == 0 and offset != 0):
-            return entry, longest
-        longest = max(longest, offset - before)
-        before = offset
-    return -1, max(longest, count - before)
-
-
 @jit
 def _sizes_of(first, last, bags):
     """The smallest and the largest size of the bags ``first`` to ``last``; negative if offsets descend."""
@@ -291,6 +269,26 @@ def _sizes_of(first, last, bags):
         least, most = min(least, end - begin), max(most, end - begin)
         begin = end
     return least, most
+
+
+@kernel
+def check_offsets(offsets, count):
+    """Position of the first wrong offset, -1 if there is none; and the length of the longest bag."""
+    given = offsets[3]
+    if given > 0:
+        last = load_offset(offsets, given - 1)
+        least, longest = _sizes_of(0, given - 1, (offsets, np.int64(0), count, given))
+        # A longest bag of more indices than there are may be a difference that overflowed.
+        if least >= 0 and longest <= count and load_offset(offsets, 0) == 0 and last <= count:
+            return -1, max(longest, count - last)
+    before, longest = 0, 0
+    for entry in range(given):
+        offset = load_offset(offsets, entry)
+        if offset < before or offset > count or (entry == 0 and offset != 0):
+            return entry, longest
+        longest = max(longest, offset - before)
+        before = offset
+    return -1, max(longest, count - before)
 
 
 @jit
